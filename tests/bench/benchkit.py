@@ -124,6 +124,35 @@ class PeakMemory:
         self.thread.join()
 
 
+class Signals:
+    """A signal ends the program as an exception, but not while a process is being started: what
+    exists then is not in the list of what has to be stopped yet."""
+
+    held, pending = 0, None
+
+
+def exit_on_signals():
+    def leave(number, _):
+        if Signals.held:
+            Signals.pending = number
+        else:
+            raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+
+
+@contextlib.contextmanager
+def signals_later():
+    Signals.held += 1
+    try:
+        yield
+    finally:
+        Signals.held -= 1
+    if Signals.pending and not Signals.held:
+        raise SystemExit(128 + Signals.pending)
+
+
 class Kit:
     """Tools, the work directory and everything that runs."""
 
@@ -149,11 +178,11 @@ class Kit:
         return path
 
     def start(self, argv, log):
-        with open(log, "ab") as out:
+        with open(log, "ab") as out, signals_later():
             process = subprocess.Popen([str(a) for a in argv], stdin=subprocess.DEVNULL,
                                        stdout=out, stderr=out, env=self.env,
                                        preexec_fn=raise_descriptor_limit)
-        self.stack.callback(self.stop, process)
+            self.stack.callback(self.stop, process)
         return process
 
     @staticmethod
@@ -196,16 +225,18 @@ class Kit:
         reasons = []
         for kind in ("versitygw", "seaweed"):
             folder = self.fresh(kind)
-            shell = subprocess.Popen(
-                ["bash", "-c", f'. "$1"; start_{kind} "$2" || {{ echo "skip ${{S3_SKIP:-failed}}";'
-                 ' exit 1; }; make_bucket "$3" >/dev/null || { echo "skip no bucket"; exit 1; };'
-                 ' echo "up $S3_PORT $S3_PID"; read -r _; stop_server "$S3_PID"',
-                 "store", str(script), str(folder), BUCKET],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                text=True, start_new_session=True)
+            with signals_later():
+                shell = subprocess.Popen(
+                    ["bash", "-c", f'. "$1"; start_{kind} "$2" ||'
+                     ' { echo "skip ${S3_SKIP:-failed}"; exit 1; };'
+                     ' make_bucket "$3" >/dev/null || { echo "skip no bucket"; exit 1; };'
+                     ' echo "up $S3_PORT $S3_PID"; read -r _; stop_server "$S3_PID"',
+                     "store", str(script), str(folder), BUCKET],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                    text=True, start_new_session=True)
+                self.stack.callback(self.stop_server, shell)
             line = shell.stdout.readline().split(maxsplit=1)
             if line and line[0] == "up":
-                self.stack.callback(self.stop_server, shell)
                 self.server_port, self.server_pid = (int(v) for v in line[1].split())
                 return self.server_port
             reasons.append(line[1].strip() if len(line) > 1 else f"{kind} did not start")
@@ -216,7 +247,7 @@ class Kit:
     @staticmethod
     def stop_server(shell):
         with contextlib.suppress(OSError, ValueError):
-            shell.stdin.close()
+            shell.stdin.close()  # The shell reads its end from this; a second call finds it gone.
         try:
             shell.wait(20)
         except subprocess.TimeoutExpired:
@@ -268,6 +299,13 @@ class Proxy:
         return out
 
 
+def take_away(mnt):
+    """Takes away a mount whose process is gone without having done it, or was killed."""
+    listed = pathlib.Path("/proc/self/mounts").read_text().splitlines()
+    if any(line.split()[1] == str(mnt) for line in listed):
+        subprocess.run(["umount", "-l", mnt], check=False, timeout=30)
+
+
 class Mount:
     """A SluiceFS volume of its own: state, device, bucket prefix and mount point."""
 
@@ -309,8 +347,7 @@ class Mount:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
         self.kit.stop(self.process)
-        if os.path.ismount(self.mnt):
-            subprocess.run(["umount", "-l", self.mnt], check=False, timeout=30)
+        take_away(self.mnt)
 
     def umount(self):
         self.kit.run([self.kit.tool("sluicefs"), "umount", self.mnt], 120)
@@ -399,11 +436,12 @@ def bare_mount(kit):
     (folder / "source").mkdir()
     (folder / "mnt").mkdir()
     process = kit.start([kit.tool("barefuse"), folder / "source", folder / "mnt"], folder / "log")
-    wait_for("barefuse", lambda: "ready" in tail(folder / "log"), 10, process, folder / "log")
     try:
+        wait_for("barefuse", lambda: "ready" in tail(folder / "log"), 10, process, folder / "log")
         yield folder / "mnt"
     finally:
         kit.stop(process)
+        take_away(folder / "mnt")
 
 
 def drop_cache(paths):
@@ -476,11 +514,3 @@ def machine():
             "system": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
             "load": os.getloadavg(),
             "commit": ask("git", "-C", str(HERE), "describe", "--always", "--dirty")}
-
-
-def exit_on_signals():
-    def leave(number, _):
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)

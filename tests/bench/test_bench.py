@@ -147,11 +147,35 @@ class TestDriver(unittest.TestCase):
         deadline = time.monotonic() + 30
         while not self.mounts():
             self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
+            time.sleep(0.001)
         run.send_signal(signal.SIGTERM)
         self.assertEqual(run.wait(60), 128 + signal.SIGTERM)
         self.assertFalse(self.mounts())
         self.assertEqual(list(self.dir.iterdir()), [])
+
+
+class TestSignals(unittest.TestCase):
+    # The signal comes while the process is being started: between fork and exec.
+    SCRIPT = """if True:
+        import os, pathlib, signal, sys
+        import benchkit
+        benchkit.exit_on_signals()
+        benchkit.raise_descriptor_limit = lambda: os.kill(os.getppid(), signal.SIGTERM)
+        kit = benchkit.Kit(pathlib.Path("."), pathlib.Path("."), True, True)
+        with kit.stack:
+            kit.start(["sleep", sys.argv[1]], os.devnull)
+            print("went on")
+    """
+
+    def test_a_process_that_is_being_started_is_stopped_too(self):
+        mark = f"1000.{os.getpid()}"
+        done = subprocess.run([sys.executable, "-c", self.SCRIPT, mark], capture_output=True,
+                              text=True, timeout=60, check=False,
+                              cwd=pathlib.Path(__file__).parent)
+        self.assertEqual((done.returncode, done.stdout), (128 + signal.SIGTERM, ""), done.stderr)
+        left = subprocess.run(["pgrep", "-f", f"^sleep {mark}$"], check=False,
+                              stdout=subprocess.DEVNULL).returncode
+        self.assertEqual(left, 1)
 
 
 class TestArithmetic(unittest.TestCase):
