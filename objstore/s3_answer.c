@@ -473,6 +473,43 @@ static int success(struct s3_op *op, struct s3_error *error)
     }
 }
 
+/* Blanks `secret` where it stands in `text`, also where the text was cut within it. */
+static void blank(char *text, const char *secret)
+{
+    enum { TELLING = 6 }; /* a shorter beginning of it gives nothing away */
+    size_t n = strlen(secret);
+
+    if (n == 0)
+        return;
+    for (char *at = text; (at = strstr(at, secret)); at += n)
+        memset(at, '*', n);
+    size_t len = strlen(text);
+    for (size_t part = n - 1 < len ? n - 1 : len; n > TELLING && part >= TELLING; part--)
+        if (memcmp(text + len - part, secret, part) == 0) {
+            memset(text + len - part, '*', part);
+            return;
+        }
+}
+
+/* Some servers answer a refused request with what it was signed with. */
+static void keep_secrets(const struct s3_op *op, struct obj_diag *d)
+{
+    static const char name[] = "Signature=";
+    const char *sig = strstr(sbuf_cstr(&op->auth), name);
+    const char *secrets[] = {
+        op->key ? op->key->id : "",
+        op->key ? op->key->secret : "",
+        op->key ? op->key->token : "",
+        sig ? sig + sizeof(name) - 1 : "",
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(secrets); i++) {
+        blank(d->message, secrets[i]);
+        blank(d->request_id, secrets[i]);
+        blank(d->code, secrets[i]);
+    }
+}
+
 int s3_answer(struct s3_op *op)
 {
     struct http_req *q = &op->http;
@@ -509,5 +546,6 @@ int s3_answer(struct s3_op *op)
     if (err)
         snprintf(r->diag.request_id, sizeof(r->diag.request_id), "%s",
                  o.error.request_id[0] ? o.error.request_id : op->head.request_id);
+    keep_secrets(op, &r->diag);
     return err;
 }

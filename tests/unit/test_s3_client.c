@@ -158,6 +158,44 @@ Test(s3_client, an_error_document_never_reaches_the_callers_memory)
         eq(str, (char *)obj_diag_text(&r, text, sizeof(text)), "503 SlowDown: easy (request R9)"));
 }
 
+/* As a message: what the request was signed with, or a part so long that it is cut in the key. */
+static bool echo(struct fake *f, int fd, const char *head, const char *body, size_t n, unsigned nth)
+{
+    (void)body, (void)n, (void)nth;
+    const char *auth = strcasestr(head, "authorization: ") + 15;
+    const char *sig = strstr(auth, "Signature=") + 10;
+    char text[512], doc[1024];
+    int long_ago = *(int *)f->arg;
+    snprintf(text, sizeof(text), "%.*skey %s, wrong: %.64s", long_ago,
+             "...................................................................................."
+             "....................................................................",
+             getenv("AWS_ACCESS_KEY_ID"), sig);
+    snprintf(
+        doc, sizeof(doc),
+        "<Error><Code>SignatureDoesNotMatch</Code><Message>%s</Message><RequestId>%s</RequestId>"
+        "</Error>",
+        text, getenv("AWS_SECRET_ACCESS_KEY"));
+    fake_answer(fd, "403 Forbidden", "", doc);
+    return true;
+}
+
+Test(s3_client, what_a_request_was_signed_with_is_blanked_in_what_the_store_says_of_it)
+{
+    char text[512];
+    for (int at = 0; at < 152; at++) {
+        fake.answer = echo;
+        fake.arg = &at;
+        struct obj_req r = get(0, 5);
+        cr_assert(eq(int, r.err, -EACCES));
+        obj_diag_text(&r, text, sizeof(text));
+        cr_assert(zero(ptr, strstr(text, "testke")), "%s", text);
+        cr_assert(zero(ptr, strstr(text, "testse")), "%s", text);
+        const char *sig = strstr(text, "wrong: ");
+        cr_assert(not(sig && strspn(sig + 7, "0123456789abcdef") >= 6), "%s", text);
+        cr_assert(not(zero(ptr, strstr(text, "SignatureDoesNotMatch"))), "%s", text);
+    }
+}
+
 static bool cut_body(struct fake *f, int fd, const char *head, const char *body, size_t n,
                      unsigned nth)
 {
