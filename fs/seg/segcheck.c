@@ -141,17 +141,22 @@ void segcheck_sealed(struct devs *d, const uint8_t volume[16], const struct segf
     io_close(fd);
 }
 
-/* What the newer proof slot says of the unfinished block, if it covers all of the file: 0: nothing. */
-static uint64_t tail_hash(const uint8_t *head, uint64_t size)
+/* The valid slots of a header, seq 0 for others. */
+static void read_slots(const uint8_t *head, struct seg_slot slot[static 2])
 {
     struct seg_ident i;
-    struct seg_slot slot[2] = {{0}};
+    memset(slot, 0, 2 * sizeof slot[0]);
     if (seg_ident_decode(head, SEG_PAGE_BYTES, &i) < 0)
-        return 0;
+        return;
     for (unsigned k = 0; k < 2; k++)
         if (seg_slot_decode(head + SEG_SLOT_AT * (1 + k), SEG_SLOT_BYTES, seg_ident_hash(&i),
                             i.capacity, &slot[k]) < 0)
             slot[k].seq = 0;
+}
+
+/* What the newer proof slot says of the unfinished block, if it covers all of the file: 0: nothing. */
+static uint64_t tail_hash(const struct seg_slot slot[static 2], uint64_t size)
+{
     const struct seg_slot *s = &slot[slot[1].seq > slot[0].seq];
     return s->seq && s->len == size && !(s->flags & SLOT_FLUSHED) ? s->tail_hash : 0;
 }
@@ -166,14 +171,18 @@ void segcheck_open(struct devs *d, const uint8_t volume[16], const struct segfil
     AUTO_FREE uint8_t *head = read_header(fd, id, size, ret);
     AUTO_FREE uint8_t *buf = malloc(BLOCK_BYTES);
     if (head && buf) {
+        struct seg_slot slot[2];
         check_page(head, volume, id, ret);
+        read_slots(head, slot);
+        ret->flushed = seg_slots_flushed(slot);
+        ret->shorter = ret->size < ret->flushed;
         size_t room = (id->header_bytes - SEG_PAGE_BYTES) / 8;
         for (size_t b = 0; deep && b < ret->size / BLOCK_BYTES && b < room; b++) {
             uint64_t want = get_le64(head + SEG_PAGE_BYTES + b * 8);
             if (want)
                 check_block(fd, id, b, BLOCK_BYTES, want, buf, ret, NULL, NULL);
         }
-        uint64_t tail = deep ? tail_hash(head, ret->size) : 0;
+        uint64_t tail = deep ? tail_hash(slot, ret->size) : 0;
         if (tail && ret->size % BLOCK_BYTES)
             check_block(fd, id, ret->size / BLOCK_BYTES, (size_t)(ret->size % BLOCK_BYTES), tail,
                         buf, ret, NULL, NULL);

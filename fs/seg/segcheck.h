@@ -13,6 +13,7 @@ struct segcheck {
     bool bad_header; /* identity, a slot, or the table is damaged */
     bool shorter;    /* than it must be: `size` data bytes are there */
     uint64_t size;
+    uint64_t flushed; /* of an open one: so many data bytes must be there */
     uint64_t bad_blocks, bad_first,
         bad_last;   /* blocks that do not match: numbers of first and last */
     uint64_t bytes; /* read and compared */
@@ -26,7 +27,7 @@ void segcheck_sealed(struct devs *d, const uint8_t volume[16], const struct segf
                      void (*each)(void *arg, uint64_t block), void *arg, struct segcheck *ret);
 
 /* An open one: finished blocks are compared with the table in the header, the unfinished one with the proof
- * of the last flush, if nothing was appended since. */
+ * of the last flush, if nothing was appended since; it is `shorter` when flushed bytes are gone. */
 void segcheck_open(struct devs *d, const uint8_t volume[16], const struct segfile_id *id, bool deep,
                    struct segcheck *ret);
 

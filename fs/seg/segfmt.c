@@ -118,6 +118,16 @@ int seg_slot_decode(const uint8_t *p, size_t len, uint64_t ident_hash, uint64_t 
     return 0;
 }
 
+uint64_t seg_slots_flushed(const struct seg_slot slot[static 2])
+{
+    int newer = slot[1].seq > slot[0].seq ? 1 : 0;
+    const struct seg_slot *a = &slot[newer], *b = &slot[!newer];
+    return a->seq == 0               ? 0
+           : a->flags & SLOT_FLUSHED ? a->len
+           : b->seq                  ? min_u64(a->len, b->len)
+                                     : 0;
+}
+
 void dev_ident_encode(const uint8_t volume[static 16], uint32_t id,
                       uint8_t out[static DEV_IDENT_BYTES])
 {

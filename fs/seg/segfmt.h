@@ -68,6 +68,9 @@ void seg_slot_encode(const struct seg_slot *s, uint8_t out[static SEG_SLOT_BYTES
 /* -EBADMSG also when it belongs to another identity, or claims more than `capacity`. */
 int seg_slot_decode(const uint8_t *p, size_t len, uint64_t ident_hash, uint64_t capacity,
                     struct seg_slot *ret);
+/* Data bytes that were flushed for sure, by both slots (seq 0: not valid): when the newer one was written,
+ * what the older claims was; of what a FLUSHED one claims, the data was flushed before. */
+uint64_t seg_slots_flushed(const struct seg_slot slot[static 2]);
 
 void dev_ident_encode(const uint8_t volume[static 16], uint32_t id,
                       uint8_t out[static DEV_IDENT_BYTES]);

@@ -156,18 +156,6 @@ static void tell_lost(const struct segfile *s, uint64_t flushed, uint64_t size)
             (unsigned long long)flushed);
 }
 
-/* What was flushed for sure: when the newer slot was written, what the older claims was; of what a FLUSHED
- * one claims, the data was flushed before. */
-static uint64_t flushed_length(const struct header *h)
-{
-    int newer = h->slot[1].seq > h->slot[0].seq ? 1 : 0;
-    const struct seg_slot *a = &h->slot[newer], *b = &h->slot[!newer];
-    return a->seq == 0               ? 0
-           : a->flags & SLOT_FLUSHED ? a->len
-           : b->seq                  ? min_u64(a->len, b->len)
-                                     : 0;
-}
-
 /* Finds the proven length of a file of `size` data bytes; *ret_rest is the index of the slot it
  * rests on, or -1. */
 static int prove_length(struct segfile *s, const struct header *h, uint64_t size, uint64_t *ret_len,
@@ -295,7 +283,7 @@ static int adopt_file(struct segfile *s, const struct header *h, bool trusted, u
     if (r == 0 && !trusted)
         r = prove_length(s, h, size, &len, &rest);
     else if (r == 0)
-        tell_lost(s, flushed_length(h), size);
+        tell_lost(s, seg_slots_flushed(h->slot), size);
     if (r < 0)
         return r;
     if (len > s->capacity)

@@ -321,6 +321,10 @@ static int check_open(struct seg *s)
              (c.bad_last - c.bad_first + 1) * BLOCK_BYTES,
              "the open file on device %u does not match its hashes in %llu blocks", s->rec.device,
              LLU(c.bad_blocks));
+    else if (c.shorter && c.flushed)
+        TELL(s, "device-file", FATE_LEFT, s->base + c.size, c.flushed - c.size,
+             "its open file on device %u lost flushed bytes: %llu of %llu are there", s->rec.device,
+             LLU(c.size), LLU(c.flushed));
     else
         TELL(s, "device-file", FATE_LEFT, s->base, c.size, "its open file on device %u %s",
              s->rec.device,

@@ -74,6 +74,10 @@ for how in stop_fs kill_fs; do
     ino=$(stat -c %i "$short")
     "$how"
     truncate -s -600000 "$(find "$W/device" -name "$(printf %016x "$ino")-*.seg")"
+    code=0
+    "$SLUICEFS" fsck --state "$W/state" --device "$W/device" --store "dir://$W/store" >"$W/fsck" 2>&1 || code=$?
+    check "after $how fsck finds it" test $code = 4
+    check "and names the range" grep -qE "lost flushed bytes: 400000 of [0-9]+ are there" "$W/fsck"
     start_fs
     check "after $how the length is that of what is there" test "$(stat -c %s "$short")" = 400000
     check "and its bytes are right" cmp -n 400000 "$W/short" "$short"

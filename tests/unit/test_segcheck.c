@@ -194,3 +194,23 @@ Test(segcheck, of_an_open_file_what_was_flushed_is_compared)
     segfile_close(s);
     done();
 }
+
+Test(segcheck, an_open_file_must_hold_what_was_flushed)
+{
+    struct segfile *s = make(false);
+    struct segcheck c;
+    size_t written;
+    cr_assert_eq(segfile_append(s, "xyz", 3, &written), 0);
+    segfile_hash(s, LEN, "xyz", 3);
+    cr_assert_eq(segfile_sync(s), 0); /* so the first one ended */
+    segfile_close(s);
+    int fd = segdir_raw(&t, &id);
+    cr_assert_eq(ftruncate(fd, id.header_bytes + LEN), 0);
+    segcheck_open(t.devs, VOLUME, &id, false, &c);
+    cr_expect(good(&c) && c.flushed >= LEN, "the rest may never have been acknowledged");
+    cr_assert_eq(ftruncate(fd, id.header_bytes + LEN - 1), 0);
+    segcheck_open(t.devs, VOLUME, &id, false, &c);
+    cr_expect(c.shorter && c.size == LEN - 1 && c.flushed == LEN);
+    close(fd);
+    done();
+}
