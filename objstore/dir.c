@@ -462,17 +462,19 @@ static int make_store(const char *path, char *why, size_t cap)
     return r < 0 ? r : root;
 }
 
-/* Removes a temporary file whose writer is dead. */
+/* Removes a temporary file, or the folder of an upload that was being made, whose writer is dead. */
 static int sweep_one(void *arg, const char *name)
 {
     int tmp = *(int *)arg;
+    struct stat st;
     if (strncmp(name, "put-", 4) != 0)
         return 0;
     int fd = io_open(tmp, name, O_RDONLY | O_NOFOLLOW, 0);
     if (fd < 0)
         return 0;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
-        (void)io_unlink(tmp, name, 0); /* if not now, then at the next open */
+    /* If not now, then at the next open. */
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && io_stat(fd, &st) == 0)
+        (void)(S_ISDIR(st.st_mode) ? dir_remove_folder(tmp, name, fd) : io_unlink(tmp, name, 0));
     io_close(fd);
     return 0;
 }

@@ -94,6 +94,9 @@ bool dir_store_body(const struct dir_call *c, int tmpfd, const char *name);
  * tmpfd afterwards, whatever happened. The request holds the result. */
 void dir_publish(const struct dir_call *c, int root, int tmpfd, const char *name);
 
+/* Removes the folder `name` of `tmp`, open as fd, and the files in it. 0 or -errno. */
+int dir_remove_folder(int tmp, const char *name, int fd);
+
 /* The operations. `root` is open and was found to be a store. */
 void dir_put(const struct dir_call *c, int root);
 void dir_get(const struct dir_call *c, int root);

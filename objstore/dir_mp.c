@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include "fs/base/io.h"
 #include "objstore/dir.h"
 #include "objstore/layer.h"
@@ -60,17 +61,22 @@ static int remove_one(void *arg, const char *name)
     return e == -ENOENT ? 0 : e;
 }
 
-static int upload_remove(int tmpfd, int fd, const char *id)
+int dir_remove_folder(int tmp, const char *name, int fd)
 {
-    char name[ID_LEN + 4];
-    snprintf(name, sizeof name, "mp-%s", id);
     int e = -ENOTEMPTY;
     for (int i = 0; e == -ENOTEMPTY && i < 3; i++) { /* a part may arrive meanwhile */
         e = io_scan(fd, ".", remove_one, &fd);
         if (e == 0)
-            e = io_unlink(tmpfd, name, AT_REMOVEDIR);
+            e = io_unlink(tmp, name, AT_REMOVEDIR);
     }
     return e == -ENOENT ? 0 : e;
+}
+
+static int upload_remove(int tmp, int fd, const char *id)
+{
+    char name[ID_LEN + 4];
+    snprintf(name, sizeof name, "mp-%s", id);
+    return dir_remove_folder(tmp, name, fd);
 }
 
 static int tmp_of(struct obj_req *r, int root)
@@ -81,23 +87,44 @@ static int tmp_of(struct obj_req *r, int root)
     return tmp;
 }
 
+/* A folder with its key file, under a name that dir_open's sweep takes away when we die meanwhile; an
+ * upload is there with its key or not at all. */
+static int make_upload(int tmp, const char *made, const char *name, const char *key)
+{
+    int e = io_mkdir(tmp, made, 0700);
+    int fd = e < 0 ? e : io_open(tmp, made, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (fd < 0) {
+        if (e == 0)
+            (void)io_unlink(tmp, made, AT_REMOVEDIR); /* already failing: the first error wins */
+        return fd;
+    }
+    (void)flock(fd, LOCK_EX | LOCK_NB); /* says "alive" */
+    e = io_replace_file(fd, "key", key, strlen(key), 0600);
+    if (e == 0)
+        e = io_rename(tmp, made, tmp, name);
+    if (e < 0)
+        dir_remove_folder(tmp, made, fd);
+    io_close(fd);
+    if (e == 0 && (e = io_sync(tmp, false)) < 0) {
+        fd = io_open(tmp, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+        if (fd >= 0)
+            dir_remove_folder(tmp, name, fd);
+        io_close(fd);
+    }
+    return e;
+}
+
 void dir_mp_create(const struct dir_call *c, int root)
 {
     struct obj_req *r = c->r;
-    char name[64], path[80];
+    char made[64], name[64];
     int tmp = tmp_of(r, root);
     if (tmp < 0)
         return;
+    dir_random_name(made, sizeof made, "put-");
     dir_random_name(name, sizeof name, "mp-");
-    snprintf(path, sizeof path, "%s/key", name);
-    int e = io_mkdir(tmp, name, 0700);
-    if (e == 0)
-        e = io_replace_file(tmp, path, r->key, strlen(r->key), 0600);
-    if (e == 0)
-        e = io_sync(tmp, false);
+    int e = make_upload(tmp, made, name, r->key);
     if (e < 0) {
-        (void)io_unlink(tmp, path, 0); /* already failing: the first error wins */
-        (void)io_unlink(tmp, name, AT_REMOVEDIR);
         dir_fail(r, e, "starting an upload");
     } else {
         r->new_upload_id = layer_alloc(ID_LEN + 1);

@@ -237,11 +237,16 @@ Test(dir, temporary_files_of_the_dead_are_swept_and_those_of_the_living_kept)
     cr_assert_eq(count_tmp(&t, "put-"), 0);
     path_of(&t, path, sizeof path, ".tmp/put-dead");
     fclose(fopen(path, "w"));
+    path_of(&t, path, sizeof path, ".tmp/put-upload"); /* of one that was being made */
+    cr_assert_eq(mkdir(path, 0700), 0);
+    path_of(&t, path, sizeof path, ".tmp/put-upload/key");
+    fclose(fopen(path, "w"));
     path_of(&t, path, sizeof path, ".tmp/put-living");
     int fd = open(path, O_RDWR | O_CREAT, 0600);
     cr_assert_eq(flock(fd, LOCK_EX), 0);
     cr_assert_eq(try_open(&t, why, sizeof why), 0);
     cr_assert_not(exists(&t, ".tmp/put-dead"));
+    cr_assert_not(exists(&t, ".tmp/put-upload"));
     cr_assert(exists(&t, ".tmp/put-living"));
     close(fd);
     ot_done(&t);
@@ -602,6 +607,31 @@ Test(dir, any_failing_call_leaves_the_old_object_or_the_new)
                 break;
             }
         }
+    }
+    obj_close(os);
+    ot_done(&t);
+}
+
+Test(dir, an_upload_is_made_with_its_key_or_not_at_all)
+{
+    struct objtest t;
+    ot_prepare(&t, STORE_DIR);
+    struct objstore *os = bare(&t);
+    for (int n = 1;; n++) {
+        struct obj_req r = {.op = OBJ_MP_CREATE, .key = "mp"};
+        bad_disk(-EIO);
+        atomic_store(&bad.countdown, n);
+        int e = obj_run(os, &r);
+        bool hit = atomic_load(&bad.failed);
+        io_use(NULL);
+        cr_assert_eq(count_tmp(&t, "put-"), 0, "call %d leaves a folder", n);
+        cr_assert_eq(count_tmp(&t, "mp-"), e == 0, "call %d leaves an upload", n);
+        obj_req_done(&r);
+        if (!hit) {
+            cr_assert_gt(n, 5);
+            break;
+        }
+        cr_assert_eq(e, -EIO, "call %d", n);
     }
     obj_close(os);
     ot_done(&t);
