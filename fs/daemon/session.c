@@ -319,12 +319,19 @@ static void park(struct session *s)
 }
 
 /* Memory that is there already, not libfuse's: when a process is killed while the kernel copies a request
- * into memory that it has to find first, the kernel gives up and answers the request with EIO. */
+ * into memory that it has to find first, the kernel gives up and answers the request with EIO. A fork
+ * would make each page one to be copied first, so children do not get it. */
 static void *request_memory(void)
 {
     void *p = mmap(NULL, REQUEST_BYTES, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    return p == MAP_FAILED ? NULL : p;
+    if (p == MAP_FAILED)
+        return NULL;
+    if (madvise(p, REQUEST_BYTES, MADV_DONTFORK) < 0) {
+        (void)munmap(p, REQUEST_BYTES);
+        return NULL;
+    }
+    return p;
 }
 
 static int read_request(struct daemon *d, struct fuse_buf *buf)
