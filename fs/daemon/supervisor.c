@@ -159,13 +159,15 @@ static int remember(struct super *s)
 
 /* ---- starting a daemon ---- */
 
-/* In the child: dies with its supervisor, hears nothing of the terminal. */
+/* In the child: dies with its supervisor, hears nothing of the terminal. With a session it has its own
+ * share of the processors too (autogroup): in one with its writers, workers of a higher priority take
+ * the processor from the writer before it has begun to wait, and 4 KiB appends take twice as long. */
 static void child_ties(const struct super *s, pid_t parent)
 {
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(EXIT_FAILED);
-    (void)setpgid(0, 0);
+    (void)setsid();
     (void)sigprocmask(SIG_SETMASK, &s->old_mask, NULL);
 }
 
