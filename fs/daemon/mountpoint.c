@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -139,6 +140,37 @@ static bool is_dead(const char *path)
     return false;
 }
 
+static int already_mounted(const char *full, char *why, size_t why_cap)
+{
+    snprintf(why, why_cap, "mount point %s: SluiceFS is already mounted there; unmount it first",
+             full);
+    return EXIT_REFUSED;
+}
+
+/* Two mounts that are being made at once would lie one upon the other: the directory below is locked, as long
+ * as this process and its children live. Opened before it is looked whether there is a mount, so that
+ * it is not the root of one. A daemon that is just ending still has its lock for a moment. */
+static int claim(const char *full, char *why, size_t why_cap)
+{
+    for (int ms = 0; ms < ASK_MS; ms += 10) {
+        int fd = open(full, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+            return EXIT_OK; /* whether it can be mounted on, mounting will tell */
+        if (ours_is_mounted(full)) {
+            (void)close(fd);
+            return already_mounted(full, why, why_cap);
+        }
+        if (!flock(fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
+            return EXIT_OK; /* and stays open */
+        (void)close(fd);
+        struct timespec nap = {.tv_nsec = 10 * NS_PER_MS};
+        (void)nanosleep(&nap, NULL);
+    }
+    snprintf(why, why_cap,
+             "mount point %s: another sluicefs is just mounting or ending there; try again", full);
+    return EXIT_REFUSED;
+}
+
 int mountpoint_check(char **path, char *why, size_t why_cap)
 {
     if (!*path || !**path) {
@@ -154,11 +186,8 @@ int mountpoint_check(char **path, char *why, size_t why_cap)
     *path = full;
 
     if (ours_is_mounted(full)) {
-        if (!is_dead(full)) {
-            snprintf(why, why_cap,
-                     "mount point %s: SluiceFS is already mounted there; unmount it first", full);
-            return EXIT_REFUSED;
-        }
+        if (!is_dead(full))
+            return already_mounted(full, why, why_cap);
         int gone = mountpoint_detach(full);
         if (gone) {
             snprintf(why, why_cap,
@@ -180,7 +209,7 @@ int mountpoint_check(char **path, char *why, size_t why_cap)
         snprintf(why, why_cap, "mount point %s: is not a directory; choose a directory", full);
         return EXIT_USAGE;
     }
-    return EXIT_OK;
+    return claim(full, why, why_cap);
 }
 
 /* In a child made by fork while other threads run: system calls only. */

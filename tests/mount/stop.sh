@@ -41,6 +41,32 @@ start_fs
 check "what was written is there" test "$(cat "$MNT/held")" = kept
 stop_fs
 
+# Several at once at one place, each with a volume of its own: one of them is there, and nothing below it.
+together() {
+    local k code=0 good=0 pids=()
+    for k in 1 2 3 4; do
+        timeout 60 "$SLUICEFS" mount --state "$W/at-once/s$k" --device "$W/at-once/d$k" \
+            --store "dir://$W/at-once/o$k" "$MNT" 2>"$W/at-once-$k" &
+        pids+=($!)
+    done
+    for k in "${pids[@]}"; do
+        code=0
+        wait "$k" || code=$?
+        [ $code != 0 ] || good=$((good + 1))
+        [ $code = 0 ] || [ $code = 4 ] || { echo "exit code $code"; return 1; }
+    done
+    [ "$good" = 1 ] || { echo "$good of 4 were mounted"; return 1; }
+    [ "$(grep -c " $MNT " /proc/self/mounts)" = 1 ]
+}
+for round in 1 2 3; do
+    mkdir "$W/at-once"
+    check "four mounts at once, round $round" together
+    while grep -q " $MNT " /proc/self/mounts; do
+        umount "$MNT" 2>/dev/null || fusermount3 -u "$MNT" || break
+    done
+    rm -rf "$W/at-once"
+done
+
 # In the background: the command returns when the mount answers.
 check "background" run "$MNT"
 check "it answers at once" bash -c "echo y >'$MNT/y' && [ -e '$MNT/y' ]"
