@@ -205,6 +205,17 @@ def delete(s):
     check("the segments of deleted streams go", gone)
 
 
+def old_starts(w):
+    """The lines of crash reports of stream writers that were started once more with an epoch of before a
+    kill. How far its coordinator had come is in a DETS file that is saved some time later, so after a
+    SIGKILL it may repeat starts that are over; the writer refuses, the next one is right."""
+    with open(w.server_log, errors="replace") as f:
+        text = f.read()
+    pids = set(re.findall(r"\[error\] (<[\d.]+>) +exception exit: \{invalid_epoch,\d+,\d+\}", text))
+    pids = {p for p in pids if re.search(rf"\[error\] {re.escape(p)} +initial call: osiris_writer:init/1", text)}
+    return "|".join(rf"\[error\] {re.escape(p)} " for p in sorted(pids)) or "^$"
+
+
 def main(w):
     half = N // 2
     size = sum(len(record(i)) for i in range(half)) * (len(QUEUES) + 1)
@@ -238,7 +249,7 @@ def main(w):
         delete(s)
     w.proc.stop()
     w.used(uploads=3 * size // 65536, evictions=3 * size // 65536)
-    w.server_log_clean(r"\[(error|critical|alert|emergency)\]", EARLY)
+    w.server_log_clean(r"\[(error|critical|alert|emergency)\]", f"{EARLY}|{old_starts(w)}")
 
 
 run(main)
