@@ -206,14 +206,19 @@ def delete(s):
 
 
 def old_starts(w):
-    """The lines of crash reports of stream writers that were started once more with an epoch of before a
-    kill. How far its coordinator had come is in a DETS file that is saved some time later, so after a
-    SIGKILL it may repeat starts that are over; the writer refuses, the next one is right."""
+    """The lines of reports of stream writers that were started with an epoch of before a kill. How far the
+    coordinator of streams had come is in a DETS file that is saved some time later, so after a SIGKILL
+    it may repeat starts that are over; the writer refuses, and the next one is right. On ext4 alone,
+    without a mount, that came in six of six runs."""
+    reports = {}
     with open(w.server_log, errors="replace") as f:
-        text = f.read()
-    pids = set(re.findall(r"\[error\] (<[\d.]+>) +exception exit: \{invalid_epoch,\d+,\d+\}", text))
-    pids = {p for p in pids if re.search(rf"\[error\] {re.escape(p)} +initial call: osiris_writer:init/1", text)}
-    return "|".join(rf"\[error\] {re.escape(p)} " for p in sorted(pids)) or "^$"
+        for line in f:
+            head = re.match(r"\S+ \S+ \[error\] <[\d.]+> ", line)
+            if head:
+                reports[head[0]] = reports.get(head[0], "") + line
+    old = [h for h, text in reports.items()
+           if "osiris_writer" in text and re.search(r"\{invalid_epoch,\d+,\d+\}", text)]
+    return "|".join(f"^{re.escape(h)}" for h in old) or "^$"
 
 
 def main(w):
