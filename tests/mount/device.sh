@@ -24,10 +24,11 @@ is_state() { [ "$(state_of "$1")" = "$2" ]; }
 files_on() { find "$1/segments" -type f 2>/dev/null | wc -l; }
 
 # Appends numbered lines to a few files for as long as the file `go` is there; what it wrote is what `verify`
-# expects.
+# expects. At most 3 MB a second: each drain moves all that was written, which should not depend on how
+# fast the machine is.
 load() {
     python3 - "$MNT/load$1" "$W/go" "$W/wrote$1" <<'PY'
-import os, sys
+import os, sys, time
 d, go, out = sys.argv[1:]
 os.makedirs(d, exist_ok=True)
 f = [open(f"{d}/{k}", "ab", buffering=0) for k in range(4)]
@@ -37,6 +38,7 @@ while os.path.exists(go):
     f[n % 4].write(line)
     if n % 64 == 0:
         os.fsync(f[n % 4].fileno())
+        time.sleep(0.04)
     n += 1
 open(out, "w").write(str(n))
 PY
