@@ -147,19 +147,35 @@ static int already_mounted(const char *full, char *why, size_t why_cap)
     return EXIT_REFUSED;
 }
 
+/* Opens the directory itself, not what may be mounted on it meanwhile: nothing is asked of a mount, whose
+ * daemon may not answer yet. fd, -EEXIST: there is a mount of ours, or another error. */
+static int open_below(const char *full)
+{
+    char again[64];
+    int at = open(full, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (at < 0)
+        return -errno;
+    /* Looked at when it is open: it is the root of a mount, or below every later one. */
+    int fd = -EEXIST;
+    if (!ours_is_mounted(full)) {
+        snprintf(again, sizeof(again), "/proc/self/fd/%d", at);
+        fd = open(again, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        fd = fd < 0 ? -errno : fd;
+    }
+    (void)close(at);
+    return fd;
+}
+
 /* Two mounts that are being made at once would lie one upon the other: the directory below is locked, as long
- * as this process and its children live. Opened before it is looked whether there is a mount, so that
- * it is not the root of one. A daemon that is just ending still has its lock for a moment. */
+ * as this process and its children live. A daemon that is just ending still has its lock for a moment. */
 static int claim(const char *full, char *why, size_t why_cap)
 {
     for (int ms = 0; ms < ASK_MS; ms += 10) {
-        int fd = open(full, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd < 0)
-            return EXIT_OK; /* whether it can be mounted on, mounting will tell */
-        if (ours_is_mounted(full)) {
-            (void)close(fd);
+        int fd = open_below(full);
+        if (fd == -EEXIST)
             return already_mounted(full, why, why_cap);
-        }
+        if (fd < 0)
+            return EXIT_OK; /* whether it can be mounted on is seen next, and by mounting */
         if (!flock(fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
             return EXIT_OK; /* and stays open */
         (void)close(fd);
@@ -198,6 +214,9 @@ int mountpoint_check(char **path, char *why, size_t why_cap)
         }
         log_info(LC_MAIN, "%s: removed the mount of a daemon that had died", full);
     }
+    int code = claim(full, why, why_cap);
+    if (code)
+        return code;
     struct stat st;
     if (stat(full, &st)) {
         int err = errno;
@@ -209,7 +228,7 @@ int mountpoint_check(char **path, char *why, size_t why_cap)
         snprintf(why, why_cap, "mount point %s: is not a directory; choose a directory", full);
         return EXIT_USAGE;
     }
-    return claim(full, why, why_cap);
+    return EXIT_OK;
 }
 
 /* In a child made by fork while other threads run: system calls only. */
