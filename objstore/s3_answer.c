@@ -473,13 +473,14 @@ static int success(struct s3_op *op, struct s3_error *error)
     }
 }
 
-/* Blanks `secret` where it stands in `text`, also where the text was cut within it. */
+/* Blanks `secret` where it stands in `text`, also where the text was cut within it. One of a few characters
+ * hides nothing and would take parts of common words along. */
 static void blank(char *text, const char *secret)
 {
-    enum { TELLING = 6 }; /* a shorter beginning of it gives nothing away */
+    enum { SECRET_MIN = 4, TELLING = 6 }; /* of its beginning, fewer give nothing away */
     size_t n = strlen(secret);
 
-    if (n == 0)
+    if (n < SECRET_MIN)
         return;
     for (char *at = text; (at = strstr(at, secret)); at += n)
         memset(at, '*', n);
@@ -491,7 +492,8 @@ static void blank(char *text, const char *secret)
         }
 }
 
-/* Some servers answer a refused request with what it was signed with. */
+/* Some servers answer a refused request with what it was signed with. The code stays as it is: it is compared
+ * (s3.c), and is a word of the protocol. */
 static void keep_secrets(const struct s3_op *op, struct obj_diag *d)
 {
     static const char name[] = "Signature=";
@@ -506,7 +508,6 @@ static void keep_secrets(const struct s3_op *op, struct obj_diag *d)
     for (size_t i = 0; i < ARRAY_LEN(secrets); i++) {
         blank(d->message, secrets[i]);
         blank(d->request_id, secrets[i]);
-        blank(d->code, secrets[i]);
     }
 }
 

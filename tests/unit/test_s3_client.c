@@ -196,6 +196,21 @@ Test(s3_client, what_a_request_was_signed_with_is_blanked_in_what_the_store_says
     }
 }
 
+Test(s3_client, a_secret_of_a_letter_takes_no_words_along)
+{
+    char text[256];
+    obj_close(store);
+    setenv("AWS_SECRET_ACCESS_KEY", "s", 1);
+    setenv("AWS_ACCESS_KEY_ID", "Access", 1); /* a code's word: the code is compared, so it stays */
+    cr_assert(zero(int, s3_open(&conf, &store, text, sizeof(text))));
+    struct obj_req r = get_told("403 Forbidden", "",
+                                "<Error><Code>InvalidAccessKeyId</Code><Message>says Access"
+                                "</Message></Error>",
+                                0, 5);
+    cr_assert(eq(str, r.diag.code, "InvalidAccessKeyId"));
+    cr_assert(eq(str, r.diag.message, "says ******"));
+}
+
 static bool cut_body(struct fake *f, int fd, const char *head, const char *body, size_t n,
                      unsigned nth)
 {
