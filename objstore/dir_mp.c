@@ -1,6 +1,7 @@
 /* dir_mp.c: multipart uploads of the directory store.
  *
- * An upload is the folder .tmp/mp-ID with the file `key` and one file per part. Completing writes
+ * An upload is the folder .tmp/mp-ID with the file `key` and one file per part. It is made under another
+ * name (put-..., swept by dir_open when its maker died) and renamed with its key. Completing writes
  * the parts one after another into a new file, publishes that like a PUT, and removes the folder.
  * A crash in between leaves the upload as it was, or the object and an upload that gc aborts.
  * No state; pool threads.
@@ -103,12 +104,12 @@ static int make_upload(int tmp, const char *made, const char *name, const char *
     if (e == 0)
         e = io_rename(tmp, made, tmp, name);
     if (e < 0)
-        dir_remove_folder(tmp, made, fd);
+        (void)dir_remove_folder(tmp, made, fd); /* else the sweep */
     io_close(fd);
     if (e == 0 && (e = io_sync(tmp, false)) < 0) {
         fd = io_open(tmp, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
         if (fd >= 0)
-            dir_remove_folder(tmp, name, fd);
+            (void)dir_remove_folder(tmp, name, fd); /* else gc */
         io_close(fd);
     }
     return e;
