@@ -37,8 +37,9 @@ struct kv_conf {
     const char *dir;            /* its path, for LMDB and messages */
     uint64_t map_bytes;         /* LMDB map size; grown by doubling when full (0: 1 GiB) */
     unsigned checkpoint_ms;     /* longest time a batch stays out of LMDB: 1000 */
-    uint64_t overlay_bytes_max; /* 16 MiB: above it a checkpoint starts at once, at twice this
-                                 * kv_apply waits for it (local disk only) */
+    uint64_t overlay_bytes_max; /* 8 MiB: above it a checkpoint starts at once, at twice this
+                                 * kv_apply waits for it (local disk only). Not more than 1/32 of
+                                 * a small file system, since the reserve for removals grows with it */
     bool threaded;              /* false: kv_step does checkpoint and sync work (simulation) */
     bool lmdb_nosync;           /* simulation only */
     bool keep_origins;          /* the FUSE connection survived: requests may be sent again */

@@ -226,7 +226,7 @@ int lm_open(const struct kv_conf *conf, struct lm **ret, uint64_t *mark, char *w
     lock_init(&lm->pool_mu, "kv.readers", RANK_KV_SYNC, false);
     lm->guard_fd = -1;
     lm->map_bytes = conf->map_bytes ? conf->map_bytes : GiB;
-    lm->reserve = MiB + 2 * conf->overlay_bytes_max;
+    lm->reserve = 2 * MiB + 4 * conf->overlay_bytes_max; /* twice bound, pages half full */
 
     int r = open_dir(lm, conf, path, why, why_cap);
     if (r == 0) {
@@ -258,6 +258,7 @@ int lm_open(const struct kv_conf *conf, struct lm **ret, uint64_t *mark, char *w
         lm_close(lm);
         return r;
     }
+    atomic_store(&lm->tight, true); /* until the first batch asks and the reserve is there */
     *ret = lm;
     return 0;
 }

@@ -151,7 +151,7 @@ bool lm_tight(struct lm *lm);
 struct jfile {
     struct jfile *next;    /* oldest first; the last one is written to */
     uint64_t id, last_seq; /* last_seq: RANK_KV_WRITE */
-    uint64_t end;          /* bytes; RANK_KV_WRITE */
+    uint64_t end;          /* bytes; 0: without a head, takes nothing; RANK_KV_WRITE */
     uint64_t synced;       /* bytes known durable; RANK_KV_FLUSH */
     bool bad;              /* a flush failed: its pages may be lost; RANK_KV_FLUSH */
     int fd;
@@ -204,6 +204,7 @@ int kv_journal_begin(struct kv *kv, bool sync_head, bool must);
 int kv_journal_renew(struct kv *kv);
 int kv_checkpoint(struct kv *kv, bool rotate);
 int kv_checkpoint_locked(struct kv *kv, bool rotate);
+int kv_checkpoint_room(struct kv *kv);
 void kv_wake_checkpoint(struct kv *kv);
 int kv_threads_start(struct kv *kv);
 void kv_threads_stop(struct kv *kv);
@@ -211,5 +212,10 @@ bool kv_serve_waiters(struct kv *kv);
 void jfile_name(char out[static 40], uint64_t id);
 /* kv.c */
 size_t kv_origins_encode(struct kv *kv, uint8_t *out);
+void kv_origin_push(struct kv *kv, const struct kv_origin *o);
+int kv_nodes_make(struct kv *kv, const uint8_t *payload, size_t len, struct onode **ret,
+                  bool *removes);
+struct onode *kv_nodes_link(struct kv *kv, struct onode *n, uint64_t seq,
+                            const struct kv_origin *who);
 
 #endif

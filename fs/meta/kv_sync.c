@@ -108,9 +108,10 @@ int kv_journal_begin(struct kv *kv, bool sync_head, bool must)
     return r;
 }
 
-/* The newest file has grown and a full disk allows no new one: begins it anew in its own space, if
- * LMDB has all of it. Old batches that remain behind the new end are below the mark. */
-static void journal_restart(struct kv *kv)
+/* The newest file is longer than `above` and a full disk allows no new one: begins it anew in its own
+ * space, if LMDB has all of it. Old batches that remain behind the new end are below the mark. If the
+ * head cannot be written the file's end is 0, and nothing is appended until that has been done. */
+static void journal_restart(struct kv *kv, uint64_t above)
 {
     uint8_t *head = malloc(HEAD_MAX);
     if (!head)
@@ -118,13 +119,15 @@ static void journal_restart(struct kv *kv)
     LOCK_SCOPE(&kv->flush);
     LOCK_SCOPE(&kv->write);
     struct jfile *j = kv->cur;
-    if (j->end > KV_ROTATE_BYTES && !j->bad && atomic_load(&kv->mark) == atomic_load(&kv->seq)) {
+    if ((j->end > above || j->end == 0) && !j->bad &&
+        atomic_load(&kv->mark) == atomic_load(&kv->seq)) {
         size_t len = head_encode(kv, j->id, head);
-        if (io_pwrite_full(j->fd, head, len, 0, NULL) == 0) {
-            atomic_fetch_sub(&kv->journal_bytes, j->end - len);
-            j->end = len;
-            j->synced = 0;
-        }
+        if (io_pwrite_full(j->fd, head, len, 0, NULL) < 0)
+            len = 0; /* half a head: what is appended behind it would not be found */
+        atomic_fetch_sub(&kv->journal_bytes, j->end);
+        atomic_fetch_add(&kv->journal_bytes, len);
+        j->end = len;
+        j->synced = 0;
     }
     free(head);
 }
@@ -261,7 +264,7 @@ int kv_checkpoint_locked(struct kv *kv, bool rotate)
     }
     drop_files(kv);
     if (full)
-        journal_restart(kv);
+        journal_restart(kv, KV_ROTATE_BYTES);
     return 0;
 }
 
@@ -269,6 +272,19 @@ int kv_checkpoint(struct kv *kv, bool rotate)
 {
     LOCK_SCOPE(&kv->ckpt);
     return kv_checkpoint_locked(kv, rotate);
+}
+
+/* After an append that found the disk full: everything to LMDB, whose space is reserved, and the
+ * journal begun anew in its own. */
+int kv_checkpoint_room(struct kv *kv)
+{
+    LOCK_SCOPE(&kv->ckpt);
+    if (atomic_load(&kv->ckpt_err) < 0)
+        return -EROFS;
+    int r = kv_checkpoint_locked(kv, false);
+    if (r == 0)
+        journal_restart(kv, 0);
+    return r;
 }
 
 /* ---- after a failed flush ---- */

@@ -347,7 +347,6 @@ static int build(struct restore *r)
         .dirfd = v->state_fd,
         .dir = v->conf->state,
         .checkpoint_ms = 1000,
-        .overlay_bytes_max = 16 * MiB,
         .threaded = true,
         .stats = v->stats,
     };

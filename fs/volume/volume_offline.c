@@ -54,7 +54,6 @@ static int open_offline(struct volume *v, struct config *conf, char *why, size_t
         .dirfd = v->state_fd,
         .dir = v->conf->state,
         .checkpoint_ms = (unsigned)v->conf->metadata_batch,
-        .overlay_bytes_max = 16 * MiB,
         .threaded = true,
         .stats = v->stats,
     };

@@ -51,13 +51,13 @@ static int count_row(void *arg, const void *k, size_t kl, const void *v, size_t 
     return 0;
 }
 
-static void run(const char *size, bool reopen_full)
+static void run(const char *size, uint64_t overlay_bytes, bool reopen_full)
 {
     if (!small_disk(size))
         cr_skip_test("no right to mount a tmpfs");
     struct kv_conf c = conf_plain();
     c.map_bytes = 1 << 20;
-    c.overlay_bytes_max = 100000;
+    c.overlay_bytes_max = overlay_bytes;
     struct kv *kv = must_open(&c);
     int n = 0, rows = 0, r;
     while ((r = change_one(kv, n, false)) == 0)
@@ -85,10 +85,15 @@ static void run(const char *size, bool reopen_full)
 
 Test(kv_full, removals_pass_on_a_full_disk)
 {
-    run("12m", false);
+    run("12m", 100000, false);
 }
 
 Test(kv_full, a_full_disk_can_be_opened_and_emptied)
 {
-    run("16m", true);
+    run("16m", 100000, true);
+}
+
+Test(kv_full, a_burst_between_two_checkpoints_finds_its_room_too)
+{
+    run("24m", 0, false);
 }
