@@ -338,6 +338,15 @@ class World:
             self.served = self.daemon.pid, self.status()["pid"]
         return self.served[1]
 
+    def daemon_pid(self):
+        """The daemon below its supervisor, asked of the kernel; 0 while there is none."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.daemon.pid}/task/{self.daemon.pid}/children") as f:
+            for pid in f.read().split():
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as c:
+                    if c.read().strip() == "sluicefs":
+                        return int(pid)
+        return 0
+
     def sanitized(self):
         """Built with a sanitizer, whose own memory is most of it."""
         with open(SLUICEFS, "rb") as f:

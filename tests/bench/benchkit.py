@@ -311,7 +311,8 @@ class Mount:
 
     cold = True
 
-    def __init__(self, kit, name, proxy=None, pool="256M", device_size="32G", settings=None):
+    def __init__(self, kit, name, proxy=None, pool="256M", device_size="32G", settings=None,
+                 profile="topics"):
         self.kit, self.name, self.proxy, self.pool = kit, name, proxy, pool
         self.folder = kit.fresh(name)
         self.mnt, self.device, self.state = (self.folder / d for d in ("mnt", "device", "state"))
@@ -319,6 +320,7 @@ class Mount:
             path.mkdir()
         self.log = self.folder / "log"
         self.device_size, self.settings = device_size, dict(settings or {})
+        self.profile = profile
         self.process = None
         if proxy:
             self.url = proxy.url(self.folder.name)
@@ -331,7 +333,7 @@ class Mount:
         config.write_text("[volume]\n" + "".join(f"{k} = {v}\n" for k, v in self.settings.items()))
         return [self.kit.tool("sluicefs"), "mount", "--config", config, "--state", self.state,
                 "--device", f"{self.device}={self.device_size}", "--store", self.url,
-                "--pool", self.pool, "--profile", "topics", "-f", self.mnt]
+                "--pool", self.pool, "--profile", self.profile, "-f", self.mnt]
 
     def __enter__(self):
         outside = os.stat(self.folder).st_dev

@@ -23,6 +23,7 @@ import threading
 import time
 
 import benchkit
+import kafkabench
 from benchkit import MIB, Failed, Skip, bound, compare, interleaved
 
 FIGURES = collections.OrderedDict()
@@ -396,6 +397,9 @@ def figure_9(kit):
                               f"{fetched / MIB / 1024:.2f} GiB fetched, {out['mb_per_s']:.0f} MB/s "
                               "to all readers"))
     return rows
+
+
+figure(14, "Kafka on the mount ÷ Kafka on the device's own file system")(kafkabench.figure_14)
 
 
 def show(row):

@@ -308,6 +308,11 @@ def verify_perf(s, what):
         check(f"{what}: all {PERF} records of the perf tool, with right checksums", n == PERF, n)
 
 
+def log_clean(w):
+    w.server_log_clean(r"^\[[^]]*\] (WARN|ERROR|FATAL) ", KNOWN)
+    check("no JVM crashed", not glob.glob(os.path.join(w.run, "hs_err_*")))
+
+
 def main(w):
     size = sum(len(record(i)) for i in range(1000)) * N // 1000
     acked, synced = {}, {}
@@ -357,12 +362,12 @@ def main(w):
     w.proc.stop()
     unit = 16 * MIB if FULL else 65536
     w.used(uploads=size // unit, evictions=size // unit)
-    w.server_log_clean(r"^\[[^]]*\] (WARN|ERROR|FATAL) ", KNOWN)
-    check("no JVM crashed", not glob.glob(os.path.join(w.run, "hs_err_*")))
+    log_clean(w)
 
 
-if FULL:
-    run(main, directory="", budget=1024 * MIB, segment_bytes="16M", seal_age="10s", local_age="10s",
-        mirror_below="1M", pool="256M")
-else:
-    run(main, directory="")
+if __name__ == "__main__":
+    if FULL:
+        run(main, directory="", budget=1024 * MIB, segment_bytes="16M", seal_age="10s", local_age="10s",
+            mirror_below="1M", pool="256M")
+    else:
+        run(main, directory="")

@@ -39,15 +39,6 @@ class Killed(World):
         super().__init__(budget=96 * MIB, profile=profile, pool="16M", slice="256K", window_min="256K",
                          segment_bytes="256K", mirror_below="0", restarts="1000")
 
-    def daemon_pid(self):
-        """The daemon below its supervisor; 0 while there is none."""
-        with contextlib.suppress(OSError), open(f"/proc/{self.daemon.pid}/task/{self.daemon.pid}/children") as f:
-            for pid in f.read().split():
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as c:
-                    if c.read().strip() == "sluicefs":
-                        return int(pid)
-        return 0
-
 
 class Run:
     def __init__(self, profile, seed):
