@@ -128,7 +128,7 @@ class Broker(World):
     def __init__(self, directory="data", budget=1024 * MIB, **settings):
         small = {"segment_bytes": "64K", "mirror_below": "0", "seal_age": "1s", "local_age": "2s",
                  "delete_delay": "1s", "manifest_delay": "50ms", "pool": "32M"}
-        super().__init__(budget=budget, profile="broker", **{**small, **settings})
+        super().__init__(store=os.environ.get("BROKERS_STORE") or "dir", budget=budget, profile="broker", **{**small, **settings})
         self.run = self.outside("run")
         os.mkdir(self.run)
         self.data = self.path(directory) if directory else self.mnt
