@@ -43,6 +43,7 @@ enum lock_rank {
     RANK_EXEC = 80,     /* task queue */
     RANK_REPLY = 81,    /* daemon: requests to be answered later */
     RANK_TIMER = 82,    /* timer heap */
+    RANK_ORDER = 83,    /* daemon: writes under way, and the reads that wait for them */
     RANK_NOTIFY = 84,   /* kernel invalidation queue */
     RANK_STATS = 90,    /* metric registry */
     RANK_LOG = 95       /* log sink */

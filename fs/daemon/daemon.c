@@ -351,6 +351,8 @@ static int open_parts(struct life *l, char *why, size_t cap)
     data_on_space(d->v->data, delayed_release, d);
     err = exec_open("reply", 2, 0, &d->reply);
     if (!err)
+        err = order_open(&d->order);
+    if (!err)
         err = notify_open(d, &d->notify);
     if (!err)
         err = virt_open_all(d, &d->virt);

@@ -293,6 +293,7 @@ void life_close(struct life *l)
     if (d->v)
         data_on_space(d->v->data, NULL, NULL);
     volume_close(d->v);
+    order_close(d->order);
     if (d->se && connection_is_dead(d->se))
         fuse_session_unmount(d->se); /* only closes */
     if (d->se)

@@ -13,16 +13,41 @@
 #include "fs/base/cleanup.h"
 
 /* Handed to libfuse, which makes mount flags of them. */
-static const char *const passed[] = {"nosuid", "suid",    "nodev",      "dev",    "noexec",
-                                     "exec",   "noatime", "nodiratime", "dirsync"};
+static const char *const passed[] = {"nosuid", "suid", "nodev",   "dev",
+                                     "noexec", "exec", "noatime", "dirsync"};
 
 /* For mount(8), systemd or nobody: what a write-through mount does anyway, or cannot matter. */
-static const char *const ignored[] = {
-    "defaults", "auto",       "noauto",  "user",   "nouser",      "users",
-    "group",    "owner",      "_netdev", "nofail", "atime",       "diratime",
-    "relatime", "norelatime", "async",   "sync",   "strictatime", "nostrictatime",
-    "lazytime", "nolazytime", "mand",    "nomand", "iversion",    "noiversion",
-    "silent",   "loud",       "rw",      "bg",     "fg",          "default_permissions"};
+static const char *const ignored[] = {"defaults",
+                                      "auto",
+                                      "noauto",
+                                      "user",
+                                      "nouser",
+                                      "users",
+                                      "group",
+                                      "owner",
+                                      "_netdev",
+                                      "nofail",
+                                      "atime",
+                                      "diratime",
+                                      "nodiratime",
+                                      "relatime",
+                                      "async",
+                                      "sync",
+                                      "strictatime",
+                                      "nostrictatime",
+                                      "lazytime",
+                                      "nolazytime",
+                                      "mand",
+                                      "nomand",
+                                      "iversion",
+                                      "noiversion",
+                                      "silent",
+                                      "norelatime",
+                                      "loud",
+                                      "rw",
+                                      "bg",
+                                      "fg",
+                                      "default_permissions"};
 
 static bool listed(const char *const *list, size_t n, const char *word)
 {

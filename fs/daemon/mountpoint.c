@@ -30,7 +30,7 @@
 
 extern char **environ;
 
-enum { ASK_MS = 3000 };
+enum { ASK_MS = 3000, END_MS = 30000 };
 
 /* The last component may be a dead mount, which nothing can look into: only its parent is resolved. */
 static char *resolve(const char *path)
@@ -170,7 +170,7 @@ static int open_below(const char *full)
  * as this process and its children live. A daemon that is just ending still has its lock for a moment. */
 static int claim(const char *full, char *why, size_t why_cap)
 {
-    for (int ms = 0; ms < ASK_MS; ms += 10) {
+    for (int ms = 0; ms < END_MS; ms += 10) {
         int fd = open_below(full);
         if (fd == -EEXIST)
             return already_mounted(full, why, why_cap);

@@ -172,10 +172,11 @@ void notify_release(struct notify *n, uint64_t fh)
     enqueue_locked(n, t);
 }
 
-/* A page under a READ is locked for as long as the store takes: what is behind the first one stays. */
+/* A page under a READ is locked for as long as the store takes, and so is the last one of a WRITE: what is behind
+ * the first of them stays. */
 static void drop_pages(struct daemon *d, uint64_t ino, struct range r)
 {
-    uint64_t end = reads_first_in(d, ino, r.lo, r.hi);
+    uint64_t end = order_first_in(d->order, ino, r.lo, reads_first_in(d, ino, r.lo, r.hi));
     if (end < r.hi)
         counter_add(d->drop_lost, 1);
     if (end == r.lo) /* a length of 0 would mean "to the end" */

@@ -17,6 +17,7 @@
 #include "fs/base/list.h"
 #include "fs/base/lock.h"
 #include "fs/base/stats.h"
+#include "fs/daemon/order.h"
 #include "fs/data/data.h"
 #include "fs/ns/ns.h"
 #include "fs/volume/config.h"
@@ -54,6 +55,7 @@ struct daemon {
     struct fuse_session *se;
     struct session *session; /* worker threads */
     struct notify *notify;   /* kernel invalidations */
+    struct order *order;     /* reads behind writes */
     struct virt *virt;       /* .sluice */
     struct control *control; /* commands of `sluicefs` */
     struct exec *reply;      /* answers reads that completed on a thread of store or cache */
@@ -200,8 +202,10 @@ int later_allocate(fuse_req_t req, struct inode *i, int mode, uint64_t off, uint
 int later_setattr(fuse_req_t req, struct inode *i, const struct stat *attr, int to_set,
                   const struct kv_origin *who);
 /* `w` is what is left of a write after `done` bytes, `err` what data_write_begin said; any other than
- * -EAGAIN, or -ENOSPC for a page of a mapping, is returned as it is. */
-int later_write(fuse_req_t req, const struct data_write *w, size_t done, int err);
+ * -EAGAIN, or -ENOSPC for a page of a mapping, is returned as it is. With 0 the mark goes over, too. */
+int later_write(fuse_req_t req, const struct data_write *w, size_t done, int err, struct mark *m);
+/* Ends a mark, before the reply; drops what the kernel may keep of the bytes before. */
+void write_mark_end(struct daemon *d, struct mark *m, uint64_t fh);
 
 /* ---- ops_attr.c ---- */
 int set_attributes(struct daemon *d, struct inode *i, const struct stat *attr, int to_set,

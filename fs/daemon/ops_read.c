@@ -1,5 +1,6 @@
 /* ops_read.c: read, and how a waiting one is given up.
  *
+ *   PARKED     a WRITE of the same pages came before it (order.h); then as if it had just come
  *   STARTED    data_read_start is under way or has returned 0
  *   FINISHED   complete: the reply is being sent or was sent; no cancel is useful any more
  *
@@ -43,12 +44,15 @@ struct read_op {
     struct daemon *d;
     fuse_req_t req;
     pid_t tid; /* the reading thread; 0: not of our pid namespace, or read-ahead */
-    struct task task;
+    struct task task, start_task;
     struct timer look;
     struct list link; /* daemon.reads; on it until released */
     bool cancelled;   /* by reads_cancel_all; under daemon.mu */
+    uint64_t unique;
+    struct parked parked;
     _Atomic unsigned refs;
     _Atomic bool finished;
+    _Atomic bool unwanted; /* a cancel came, maybe before data_read_start */
     struct call call;
 };
 
@@ -113,12 +117,26 @@ static void look_later(struct read_op *op, int64_t at)
         op_unref(op);
 }
 
+static void finish(struct read_op *op);
+
+/* With a reference. */
+static void give_up(struct read_op *op)
+{
+    atomic_store(&op->unwanted, true);
+    if (order_leave(op->d->order, &op->parked)) {
+        op->r.err = -EINTR;
+        finish(op);
+    } else {
+        data_read_cancel(op->d->v->data, &op->r);
+    }
+}
+
 static void look_fire(struct timer *t)
 {
     struct read_op *op = container_of(t, struct read_op, look);
     if (!atomic_load(&op->finished)) {
         if (thread_is_dying(op->tid))
-            data_read_cancel(op->d->v->data, &op->r);
+            give_up(op);
         else
             look_later(op, clock_mono_ns() + LOOK_AGAIN_MS * NS_PER_MS);
     }
@@ -181,6 +199,35 @@ static void read_done(struct data_read *r)
 
 /* ---- read ---- */
 
+/* Also again, when a write that was in the way has ended. */
+static void start(struct read_op *op)
+{
+    struct daemon *d = op->d;
+    uint64_t ino = op->r.i->ino;
+    if (order_read(d->order, &op->parked, ino, op->r.off, op->r.off + op->r.len, op->unique))
+        return;
+    atomic_fetch_add(&op->refs, 1);
+    int err = atomic_load(&op->unwanted) ? -EINTR : data_read_start(d->v->data, &op->r);
+    if (err == 0 && atomic_load(&op->unwanted))
+        data_read_cancel(d->v->data, &op->r); /* the first one may have come before the start */
+    if (err < 0)
+        op->r.err = err;
+    if (err)
+        finish(op);
+    op_unref(op);
+}
+
+static void start_run(struct task *t)
+{
+    start(container_of(t, struct read_op, start_task));
+}
+
+static void write_ended(struct parked *p)
+{
+    struct read_op *op = container_of(p, struct read_op, parked);
+    exec_submit(op->d->v->pool, &op->start_task);
+}
+
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct daemon *d = daemon_of(req);
@@ -208,6 +255,9 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse
     op->r.off = (uint64_t)off;
     op->r.len = size;
     op->r.done = read_done;
+    op->unique = call_now.unique;
+    op->start_task.run = start_run;
+    op->parked.go = write_ended;
     op->call = call_take(d);
     atomic_store(&op->refs, 1);
     atomic_fetch_add(&d->reads_n, 1);
@@ -217,11 +267,7 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse
 
     /* Before the start: afterwards the request may be answered and gone at any time. */
     fuse_req_interrupt_func(req, interrupted, op);
-    err = data_read_start(d->v->data, &op->r);
-    if (err < 0)
-        op->r.err = err;
-    if (err)
-        finish(op);
+    start(op);
 }
 
 void reads_cancel_all(struct daemon *d)
@@ -246,7 +292,7 @@ void reads_cancel_all(struct daemon *d)
         lock_release(&d->mu);
         if (!found)
             return;
-        data_read_cancel(d->v->data, &found->r);
+        give_up(found);
         op_unref(found);
     }
 }

@@ -39,6 +39,7 @@ struct waiting {
     int64_t started_ns;
 
     struct data_write w; /* WAIT_WRITE: what is left */
+    struct mark mark;    /* and all of it */
     size_t done;
     int mode; /* WAIT_ALLOCATE */
     uint64_t off, len;
@@ -62,6 +63,7 @@ struct waiting {
 
 static void wait_answer(struct waiting *x, int err)
 {
+    write_mark_end(x->d, &x->mark, x->w.fh);
     if (x->kind == WAIT_SETATTR && !err) {
         reply_attr(x->req, x->i); /* consumes the pin */
         x->i = NULL;
@@ -247,11 +249,14 @@ static void wait_run(struct task *t)
 
 /* ---- beginning ---- */
 
-static struct waiting *wait_new(fuse_req_t req, struct inode *i, enum wait_kind kind, size_t bytes)
+static int wait_new(fuse_req_t req, struct inode *i, enum wait_kind kind, size_t bytes,
+                    struct waiting **ret)
 {
-    struct waiting *x = calloc(1, sizeof(*x) + bytes);
+    if (daemon_of(req)->stopping)
+        return -ENOTCONN;
+    struct waiting *x = *ret = calloc(1, sizeof(*x) + bytes);
     if (!x)
-        return NULL;
+        return -ENOMEM;
     x->kind = kind;
     x->d = daemon_of(req);
     x->req = req;
@@ -261,28 +266,24 @@ static struct waiting *wait_new(fuse_req_t req, struct inode *i, enum wait_kind 
     x->task.run = wait_run;
     x->seal.ready = seal_ready;
     x->look.fire = look_fire;
-    return x;
-}
-
-/* The worker looked at nothing that would tell what is in the way: the first try on the pool does. */
-static int wait_begin(struct waiting *x)
-{
-    if (x->d->stopping) {
-        free(x);
-        return -ENOTCONN;
-    }
-    x->call = call_take(x->d);
-    exec_submit(x->d->v->pool, &x->task);
     return 0;
 }
 
-int later_write(fuse_req_t req, const struct data_write *w, size_t done, int err)
+/* The worker looked at nothing that would tell what is in the way: the first try on the pool does. */
+static void wait_begin(struct waiting *x)
+{
+    x->call = call_take(x->d);
+    exec_submit(x->d->v->pool, &x->task);
+}
+
+int later_write(fuse_req_t req, const struct data_write *w, size_t done, int err, struct mark *m)
 {
     if (err != -EAGAIN && !(err == -ENOSPC && w->from_page_cache))
         return err;
-    struct waiting *x = wait_new(req, w->i, WAIT_WRITE, w->len);
-    if (!x)
-        return -ENOMEM;
+    struct waiting *x;
+    int r = wait_new(req, w->i, WAIT_WRITE, w->len, &x);
+    if (r < 0)
+        return r;
     memcpy(x->buf, w->buf, w->len);
     x->w = *w;
     x->w.buf = x->buf;
@@ -290,29 +291,36 @@ int later_write(fuse_req_t req, const struct data_write *w, size_t done, int err
     x->done = done;
     if (w->from_page_cache)
         x->tid = 0;
-    return wait_begin(x);
+    if (m->on)
+        mark_move(x->d->order, &x->mark, m);
+    wait_begin(x);
+    return 0;
 }
 
 int later_allocate(fuse_req_t req, struct inode *i, int mode, uint64_t off, uint64_t len)
 {
-    struct waiting *x = wait_new(req, i, WAIT_ALLOCATE, 0);
-    if (!x)
-        return -ENOMEM;
+    struct waiting *x;
+    int r = wait_new(req, i, WAIT_ALLOCATE, 0, &x);
+    if (r < 0)
+        return r;
     x->mode = mode;
     x->off = off;
     x->len = len;
-    return wait_begin(x);
+    wait_begin(x);
+    return 0;
 }
 
 int later_setattr(fuse_req_t req, struct inode *i, const struct stat *attr, int to_set,
                   const struct kv_origin *who)
 {
-    struct waiting *x = wait_new(req, i, WAIT_SETATTR, 0);
-    if (!x)
-        return -ENOMEM;
+    struct waiting *x;
+    int r = wait_new(req, i, WAIT_SETATTR, 0, &x);
+    if (r < 0)
+        return r;
     x->attr = *attr;
     x->to_set = to_set;
     x->who = *who;
     x->blocked = attr->st_size > 0 ? (uint64_t)attr->st_size - 1 : 0;
-    return wait_begin(x);
+    wait_begin(x);
+    return 0;
 }

@@ -167,6 +167,12 @@ bool write_is_synced(struct daemon *d, const struct data_write *w)
     return !w->from_page_cache && (policy_writes(d->v->policy, w->i) & POLICY_SYNC);
 }
 
+void write_mark_end(struct daemon *d, struct mark *m, uint64_t fh)
+{
+    if (mark_end(d->order, m))
+        notify_refused(d->notify, fh, m->ino, m->lo, m->hi);
+}
+
 void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
               struct fuse_file_info *fi)
 {
@@ -186,12 +192,16 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_
     size_t total;
     int64_t at;
     bool open;
+    struct mark m = {0};
+    if (!w.from_page_cache) /* such a page stays in the cache until it was written */
+        mark_begin(d->order, &m, ino, w.off, w.off + size, call_now.unique);
     err = write_rounds(d, &w, &total, &at, &open);
     if (err) {
-        err = later_write(req, &w, total, err);
+        err = later_write(req, &w, total, err, &m);
         if (!err)
             return;
     }
+    write_mark_end(d, &m, fi->fh);
     if (err && !total) {
         inode_put(d->v->ns, w.i);
         reply_err(req, err);

@@ -52,7 +52,7 @@ struct data_write {
     bool resent;          /* FUSE marked the request as resent after the daemon's death */
     bool from_page_cache; /* fi->writepage: a mapped or cached page, not a write(2) */
 
-    bool on_worker;       /* not to wait for a flush: -EAGAIN, then call again from the device pool */
+    bool on_worker; /* not to wait for a flush: -EAGAIN, then call again from the device pool */
 
     size_t done;         /* bytes written: reply this (== len unless an error cut it) */
     int64_t reply_at_ns; /* 0: at once; else clock_mono_ns of the latest reply (device nearly
@@ -63,7 +63,8 @@ struct data_write {
         const void *buf;
         size_t len;
         bool full;
-    } piece[20]; /* internal: what data_write_end has to hash; with more, the first are hashed early */
+    } piece
+        [20]; /* internal: what data_write_end has to hash; with more, the first are hashed early */
     unsigned pieces;
     bool hashing;
 };
@@ -196,9 +197,13 @@ int data_recover(struct data *d);
  * preceded by a clean stop. */
 void data_find_orphans(struct data *d);
 
+/* The largest size of a file: a whole segment must fit below INT64_MAX. */
+#define DATA_SIZE_MAX ((uint64_t)INT64_MAX - SEGMENT_BYTES_MAX)
+
 /* Closes the open segments of a file for writing; sealing goes on in the background. How many it
- * closed, or -errno. */
+ * closed, or -errno. `upto`: only those up to the one at `base`, so that younger ones take more. */
 int data_seal(struct data *d, struct inode *i);
+int data_seal_upto(struct data *d, struct inode *i, uint64_t base);
 
 /* Somebody makes a device file for a segment that is there already (a move, a warming): until its record
  * names it or it is gone again, nobody may take it for one that nothing names. Embedded by the caller; begin

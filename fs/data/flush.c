@@ -8,6 +8,7 @@
 #include "fs/data/hooks.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include "fs/base/clock.h"
 #include "fs/base/log.h"
 #include "fs/policy/policy.h"
@@ -78,12 +79,15 @@ int openseg_sync(struct openseg *o)
     return r;
 }
 
-static int sync_in_order(struct openseg *o)
+/* `whole`: all of the file, so that a file of many segments is gone through once. */
+static int sync_in_order(struct openseg *o, bool whole)
 {
     struct ns *ns = o->d->v->ns;
     struct inode *i = NULL;
-    int r = inode_get(ns, o->ino, &i) < 0 ? 0 : inode_sync_before(i, o->base, false);
-    if (r == 0)
+    int r = inode_get(ns, o->ino, &i) < 0
+                ? 0
+                : inode_sync_before(i, whole ? UINT64_MAX : o->base, false);
+    if (r == 0 && !(whole && openseg_flushed(o)))
         r = openseg_sync(o);
     if (i)
         inode_put(ns, i);
@@ -93,7 +97,7 @@ static int sync_in_order(struct openseg *o)
 void openseg_run_flush(struct task *t)
 {
     struct openseg *o = container_of(t, struct openseg, flush_task);
-    (void)sync_in_order(o); /* a failure is kept in the segment and seen by fsync */
+    (void)sync_in_order(o, false); /* a failure is kept in the segment and seen by fsync */
     atomic_store(&o->flush_busy, false);
     openseg_unref(o);
 }
@@ -143,8 +147,34 @@ static int flush_earlier(struct data *d)
     return more < 0 ? more : r;
 }
 
+/* Starts the writing of all of them, so that the first flush, which waits for a commit of the device's file system,
+ * takes most of the others along. */
+static void begin_writing(struct data *d)
+{
+    lock_acquire(&d->mu);
+    size_t most = d->open_files, n = 0;
+    lock_release(&d->mu);
+    struct openseg **some = most ? calloc(most, sizeof(struct openseg *)) : NULL;
+    if (!some)
+        return; /* only slower */
+    lock_acquire(&d->mu);
+    list_each(&d->all, l)
+    {
+        struct openseg *o = list_entry(l, struct openseg, all);
+        if (n < most && o->sf && !segfile_synced(o->sf) && openseg_ref_live(o))
+            some[n++] = o;
+    }
+    lock_release(&d->mu);
+    for (size_t k = 0; k < n; k++) {
+        segfile_release_cache(some[k]->sf, UINT64_MAX);
+        openseg_unref(some[k]);
+    }
+    free(some);
+}
+
 void data_flush_all(struct data *d)
 {
+    begin_writing(d);
     for (;;) {
         struct openseg *dirty = NULL;
         lock_acquire(&d->mu);
@@ -162,8 +192,8 @@ void data_flush_all(struct data *d)
             break;
         if (!live)
             continue; /* being freed: it is not in the list the next time */
-        int r = sync_in_order(dirty);
-        if (r < 0) {
+        int r = sync_in_order(dirty, true);
+        if (r < 0 && !openseg_flushed(dirty)) {
             dirty->failed = true;
             log_err(LC_DATA, "inode %016llx: the open segment at %llu could not be flushed: %s",
                     (unsigned long long)dirty->ino, (unsigned long long)dirty->base, err_name(r));

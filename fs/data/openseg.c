@@ -117,13 +117,15 @@ struct openseg *openseg_find(struct inode *i, uint64_t off, bool at_end)
     if (!i->data)
         return NULL;
     LOCK_SCOPE(&i->mu);
-    struct openseg *found = NULL; /* with at_end the last one: an empty one may follow a full one */
-    list_each(&idata(i)->segs, n)
-    {
+    struct openseg *found = NULL;
+    struct list *head = &idata(i)->segs; /* from the end, where most of it happens */
+    for (struct list *n = head->prev; n != head && !found; n = n->prev) {
         struct openseg *o = list_entry(n, struct openseg, link);
         uint64_t end = o->base + openseg_len(o);
         if (off >= o->base && (off < end || (at_end && off == end && !o->sealing)))
             found = o;
+        else if (o->base < off)
+            break;
     }
     if (found)
         openseg_ref(found);
@@ -135,12 +137,10 @@ static uint64_t unflushed_before(struct inode *i, uint64_t base)
 {
     LOCK_SCOPE(&i->mu);
     const struct openseg *before = NULL;
-    list_each(&idata(i)->segs, n)
-    {
-        struct openseg *o = list_entry(n, struct openseg, link);
-        if (o->base < base)
-            before = o;
-    }
+    struct list *head = &idata(i)->segs;
+    for (struct list *n = head->prev; n != head && !before; n = n->prev)
+        if (list_entry(n, struct openseg, link)->base < base)
+            before = list_entry(n, struct openseg, link);
     bool flushed = !before || openseg_flushed(before);
     return flushed ? 0 : before->base + openseg_len(before);
 }
@@ -151,9 +151,11 @@ static uint64_t unflushed_before(struct inode *i, uint64_t base)
 static struct openseg *unlist_empty(struct inode *i, uint64_t base)
 {
     LOCK_SCOPE(&i->mu);
-    list_each(&idata(i)->segs, n)
-    {
+    struct list *head = &idata(i)->segs;
+    for (struct list *n = head->prev; n != head; n = n->prev) {
         struct openseg *o = list_entry(n, struct openseg, link);
+        if (o->base < base)
+            break;
         if (o->base == base && !o->lost && openseg_len(o) == 0) {
             list_del(&o->link);
             return o;

@@ -116,7 +116,7 @@ int data_fallocate(struct data *d, struct inode *i, int mode, uint64_t off, uint
         return -EOPNOTSUPP;
     if (len == 0)
         return -EINVAL;
-    if (off > INT64_MAX - len)
+    if (len > DATA_SIZE_MAX || off > DATA_SIZE_MAX - len)
         return -EFBIG;
     uint64_t budget = devs_budget(d->v->devs), used = min_u64(devs_used(d->v->devs), budget);
     if (what != FALLOC_FL_PUNCH_HOLE && off + len > atomic_load(&i->size) && len > budget - used)

@@ -31,15 +31,18 @@ struct openseg *openseg_at(struct inode *i, uint64_t base)
     if (!i->data)
         return NULL;
     LOCK_SCOPE(&i->mu);
-    list_each(&idata(i)->segs, n)
-    {
+    struct openseg *found = NULL;
+    struct list *head = &idata(i)->segs; /* ascending; the end is asked for most */
+    for (struct list *n = head->prev; n != head; n = n->prev) {
         struct openseg *o = list_entry(n, struct openseg, link);
-        if (o->base == base) {
-            openseg_ref(o);
-            return o;
-        }
+        if (o->base < base)
+            break;
+        if (o->base == base)
+            found = o;
     }
-    return NULL;
+    if (found)
+        openseg_ref(found);
+    return found;
 }
 
 void spot_done(struct spot *s)

@@ -67,14 +67,22 @@ void openseg_seal_submit(struct openseg *o, struct inode *i)
     openseg_ref(o);
     /* In order of the file: a sealed segment behind one that a loss of power cuts would be a hole. */
     lock_acquire(&i->mu);
+    if (atomic_load(&o->d->stopping)) { /* asked for under the lock: see seals_put_off */
+        lock_release(&i->mu);
+        openseg_unref(o);
+        inode_put(o->d->v->ns, i);
+        return;
+    }
     bool gone = list_empty(&o->link); /* cut away since it was full: it waits for nobody */
     list_each(&idata(i)->segs, n)
     {
         struct openseg *first = list_entry(n, struct openseg, link);
         if (gone || first == o)
             break;
-        if (first->sealing && !passes(o, first))
+        if (first->sealing && !passes(o, first)) {
             o->seal_waits = true;
+            break;
+        }
     }
     bool wait = o->seal_waits;
     lock_release(&i->mu);
@@ -219,11 +227,41 @@ uint64_t data_stored_size(void *ctx, struct inode *i)
     return max_u64(size, told);
 }
 
+/* The volume is being stopped: what waits stays open, flushed, and is sealed by the next mount. */
+static void seals_put_off(struct data *d, struct inode *i)
+{
+    for (;;) {
+        struct openseg *waiting = NULL;
+        lock_acquire(&i->mu);
+        list_each(&idata(i)->segs, n)
+        {
+            struct openseg *o = list_entry(n, struct openseg, link);
+            if (o->seal_waits) {
+                o->seal_waits = false;
+                waiting = o;
+                break;
+            }
+        }
+        lock_release(&i->mu);
+        if (!waiting)
+            break;
+        openseg_unref(waiting);
+        inode_put(d->v->ns, i);
+    }
+    seal_waits_wake(i);
+}
+
 void openseg_run_seal(struct task *t)
 {
     struct openseg *o = container_of(t, struct openseg, seal_task);
     struct data *d = o->d;
     struct inode *i = o->i;
+    if (atomic_load(&d->stopping)) {
+        seals_put_off(d, i);
+        openseg_unref(o);
+        inode_put(d->v->ns, i);
+        return;
+    }
     uint64_t *hashes = NULL;
     size_t n = 0;
     int r = openseg_len(o) ? inode_sync_before(i, o->base, false) : 0;
@@ -277,6 +315,11 @@ void openseg_run_seal(struct task *t)
 
 int data_seal(struct data *d, struct inode *i)
 {
+    return data_seal_upto(d, i, UINT64_MAX);
+}
+
+int data_seal_upto(struct data *d, struct inode *i, uint64_t base)
+{
     (void)d;
     int r = 0, closed = 0;
     lock_acquire(&i->io);
@@ -286,7 +329,7 @@ int data_seal(struct data *d, struct inode *i)
         list_each(&idata(i)->segs, n)
         {
             struct openseg *at = list_entry(n, struct openseg, link);
-            if (at->failed)
+            if (at->failed || at->base > base)
                 break; /* what lies behind it cannot be sealed before it */
             if (!at->sealing) {
                 o = at;

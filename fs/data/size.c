@@ -260,7 +260,7 @@ int data_truncate(struct data *d, struct inode *i, uint64_t size, const struct k
         return size == atomic_load(&i->size) ? 0 : -EPERM;
     if (policy_append_only(d->v->policy, i) && size != atomic_load(&i->size))
         return -EPERM;
-    if (size > INT64_MAX)
+    if (size > DATA_SIZE_MAX)
         return -EFBIG;
     lock_acquire(&i->io);
     bool shorter = size < atomic_load(&i->size);

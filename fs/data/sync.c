@@ -21,13 +21,18 @@ static void sync_done(struct kv_waiter *w, int err)
     s->done(s, s->err ? s->err : err);
 }
 
-/* The next open segment from `from` on, before `end`, that is not known to be flushed; with a reference. */
-static struct openseg *next_unflushed(struct inode *i, uint64_t from, uint64_t end)
+/* The next open segment from `from` on, before `end`, that is not known to be flushed; with a reference. The search
+ * begins behind `after`, unless that has left the list. */
+static struct openseg *next_unflushed(struct inode *i, const struct openseg *after, uint64_t from,
+                                      uint64_t end)
 {
     LOCK_SCOPE(&i->mu);
-    list_each(&idata(i)->segs, n)
-    {
+    struct list *head = &idata(i)->segs;
+    struct list *n = after && !list_empty(&after->link) ? after->link.next : head->next;
+    for (; n != head; n = n->next) {
         struct openseg *o = list_entry(n, struct openseg, link);
+        if (o->base >= end)
+            break;
         if (o->base >= from && o->base < end && !o->lost && !openseg_flushed(o)) {
             openseg_ref(o);
             return o;
@@ -67,13 +72,17 @@ static int sync_one(struct inode *i, struct openseg *o, bool io_held)
  * keeps each while no lock is held. */
 int inode_sync_before(struct inode *i, uint64_t end, bool io_held)
 {
-    struct openseg *o;
+    struct openseg *o, *last = NULL;
     int r = 0;
-    for (uint64_t from = 0; r == 0 && i->data && (o = next_unflushed(i, from, end));) {
+    for (uint64_t from = 0; r == 0 && i->data && (o = next_unflushed(i, last, from, end));) {
+        if (last)
+            openseg_unref(last);
+        last = o;
         from = o->base + 1;
         r = sync_one(i, o, io_held);
-        openseg_unref(o);
     }
+    if (last)
+        openseg_unref(last);
     return r;
 }
 

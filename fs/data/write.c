@@ -246,7 +246,7 @@ int data_write_begin(struct data *d, struct data_write *w)
     w->hashing = false;
     if (w->len == 0)
         return 0;
-    if (w->off > INT64_MAX - w->len)
+    if (w->len > DATA_SIZE_MAX || w->off > DATA_SIZE_MAX - w->len)
         return -EFBIG;
     lock_acquire(&w->i->io);
     int r = openseg_any_lost(w->i)                                     ? -EIO

@@ -270,7 +270,7 @@ struct open_scan {
     struct tier *t;
     int64_t now_ns, oldest_ns, least_ns;
     unsigned looked, due;
-    uint64_t ino[64];
+    uint64_t ino[64], base[64];
     int64_t age_ns[64];
     struct rule rule[64];
     uint64_t last_ino, last_base;
@@ -297,6 +297,7 @@ static int look_open(void *arg, const void *key, size_t klen, const void *val, s
     policy_of(s->t->v->policy, ino, &s->rule[s->due]);
     if (age >= (int64_t)s->rule[s->due].value[POLICY_SEAL_AGE] * NS_PER_MS) {
         s->ino[s->due] = ino;
+        s->base[s->due] = base;
         s->age_ns[s->due++] = age;
     }
     return ++s->looked >= SEAL_SCAN_MAX || s->due == ARRAY_LEN(s->ino);
@@ -338,7 +339,7 @@ void seal_tick(struct tier *t)
         if (inode_get(t->v->ns, s.ino[i], &inode) < 0)
             continue;
         if (!seal_too_early(t, inode, s.age_ns[i], &s.rule[i]))
-            (void)data_seal(t->v->data, inode);
+            (void)data_seal_upto(t->v->data, inode, s.base[i]);
         inode_put(t->v->ns, inode);
     }
 }
