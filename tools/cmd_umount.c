@@ -50,8 +50,30 @@ static bool link_is_below(const char *link, const char *dir)
     return below(to, dir);
 }
 
+/* The mount's own processes hold the directory below it, which has the same name. */
+static bool is_covered(const char *pid, const char *fd, const char *mountpoint, int mount_id)
+{
+    char path[PATH_MAX], to[PATH_MAX], line[256];
+    snprintf(path, sizeof(path), "/proc/%s/fd/%s", pid, fd);
+    ssize_t n = readlink(path, to, sizeof(to) - 1);
+    if (n <= 0)
+        return false;
+    to[n] = '\0';
+    if (strcmp(to, mountpoint) != 0)
+        return false;
+    snprintf(path, sizeof(path), "/proc/%s/fdinfo/%s", pid, fd);
+    FILE *f = fopen(path, "re");
+    int id = mount_id;
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "mnt_id: %d", &id) == 1)
+            break;
+    if (f)
+        (void)fclose(f);
+    return id != mount_id;
+}
+
 /* How a process uses the mount, or NULL. Only links are read: nothing touches the mount. */
-static const char *use_of(const char *pid, const char *mountpoint)
+static const char *use_of(const char *pid, const char *mountpoint, int mount_id)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof(path), "/proc/%s/cwd", pid);
@@ -65,7 +87,8 @@ static const char *use_of(const char *pid, const char *mountpoint)
     bool open_file = false;
     for (struct dirent *e; d && !open_file && (e = readdir(d));) {
         snprintf(path, sizeof(path), "/proc/%s/fd/%s", pid, e->d_name);
-        open_file = link_is_below(path, mountpoint);
+        open_file = link_is_below(path, mountpoint) &&
+                    !is_covered(pid, e->d_name, mountpoint, mount_id);
     }
     if (d)
         (void)closedir(d);
@@ -88,13 +111,17 @@ static const char *use_of(const char *pid, const char *mountpoint)
 static void users_text(const char *mountpoint, char *out, size_t cap)
 {
     enum { SHOWN = 3 };
+    struct mount_list all = {0};
+    const struct mount_row *row = mounts_read(&all) == EXIT_OK ? mounts_at(&all, mountpoint) : NULL;
+    int mount_id = row ? row->id : -1;
+    mounts_free(&all);
     unsigned n = 0;
     size_t len = 0;
     DIR *d = opendir("/proc");
     for (struct dirent *e; d && (e = readdir(d));) {
-        if (e->d_name[0] < '0' || e->d_name[0] > '9')
+        if (e->d_name[0] < '0' || e->d_name[0] > '9' || atol(e->d_name) == (long)getpid())
             continue;
-        const char *use = use_of(e->d_name, mountpoint);
+        const char *use = use_of(e->d_name, mountpoint, mount_id);
         if (!use || ++n > SHOWN)
             continue;
         char path[PATH_MAX], name[32] = "?";

@@ -126,6 +126,28 @@ static int px_fsinfo(int fd, uint64_t *total, uint64_t *avail, uint32_t *bsize)
     return 0;
 }
 
+static int px_stored(int fd, uint64_t from, uint64_t to, uint64_t *ret)
+{
+    enum { PAGE = 4096, EXTENTS_MAX = 4096 }; /* what is behind so many counts as stored */
+    *ret = 0;
+    for (unsigned n = 0; from < to && n < EXTENTS_MAX; n++) {
+        off_t data = lseek(fd, (off_t)from, SEEK_DATA);
+        if (data < 0 && errno == ENXIO)
+            return 0;
+        off_t hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
+        if (hole < 0)
+            return errno == EINVAL ? -EOPNOTSUPP : -errno;
+        if ((uint64_t)data >= to)
+            return 0;
+        uint64_t lo = (uint64_t)data / PAGE * PAGE, hi = (uint64_t)hole < to ? (uint64_t)hole : to;
+        hi = (hi + PAGE - 1) / PAGE * PAGE;
+        *ret += hi - lo;
+        from = hi;
+    }
+    *ret += from < to ? to - from : 0;
+    return 0;
+}
+
 static int px_dio_align(int fd, uint32_t *mem, uint32_t *off)
 {
 #ifdef STATX_DIOALIGN
@@ -167,6 +189,7 @@ const struct io_ops io_posix = {
     .fallocate = px_fallocate,
     .writeback = px_writeback,
     .drop = px_drop,
+    .stored = px_stored,
     .fsinfo = px_fsinfo,
     .dio_align = px_dio_align,
     .park = px_park,
@@ -277,6 +300,11 @@ int io_writeback(int fd, uint64_t off, uint64_t len, bool wait)
 int io_drop(int fd, uint64_t off, uint64_t len)
 {
     return door->drop(fd, off, len);
+}
+
+int io_stored(int fd, uint64_t from, uint64_t to, uint64_t *ret)
+{
+    return door->stored ? door->stored(fd, from, to, ret) : -EOPNOTSUPP;
 }
 
 int io_fsinfo(int fd, uint64_t *total, uint64_t *avail, uint32_t *bsize)

@@ -35,6 +35,8 @@ struct io_ops {
     int (*fsinfo)(int fd, uint64_t *total, uint64_t *avail, uint32_t *bsize);
     /* What O_DIRECT on fd asks of memory addresses and of offsets; 0, 0: it takes none. May be NULL. */
     int (*dio_align)(int fd, uint32_t *mem, uint32_t *off);
+    /* Bytes in [from, to) that are no hole, in whole pages. May be NULL: not known. */
+    int (*stored)(int fd, uint64_t from, uint64_t to, uint64_t *ret);
     /* Lets go of what fd names, keeps its number. May be NULL: nothing is held up by it. */
     void (*park)(int fd);
 };
@@ -61,6 +63,8 @@ int io_fallocate(int fd, int mode, uint64_t off, uint64_t len);
 int io_writeback(int fd, uint64_t off, uint64_t len, bool wait);
 int io_drop(int fd, uint64_t off, uint64_t len);
 int io_fsinfo(int fd, uint64_t *total, uint64_t *avail, uint32_t *bsize);
+/* -EOPNOTSUPP: not known. Moves the descriptor's own offset, which nothing here uses. */
+int io_stored(int fd, uint64_t from, uint64_t to, uint64_t *ret);
 
 /* Never fails: 4096 for both where the system does not say. */
 void io_dio_align(int fd, uint32_t *mem, uint32_t *off);

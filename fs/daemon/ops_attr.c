@@ -48,9 +48,14 @@ void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         reply_attr(req, i);
 }
 
+/* Times are 64 bits of ns: 1677 to 2262; beyond that the nearest one, as other file systems do. */
 static int64_t ns_of(const struct timespec *t)
 {
-    return (int64_t)t->tv_sec * NS_PER_SEC + t->tv_nsec;
+    int64_t ns;
+    if (__builtin_mul_overflow((int64_t)t->tv_sec, (int64_t)NS_PER_SEC, &ns) ||
+        __builtin_add_overflow(ns, (int64_t)t->tv_nsec, &ns))
+        return t->tv_sec < 0 ? INT64_MIN : INT64_MAX;
+    return ns;
 }
 
 int set_attributes(struct daemon *d, struct inode *i, const struct stat *attr, int to_set,

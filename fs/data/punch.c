@@ -100,9 +100,9 @@ static int allocate(struct data *d, struct inode *i, int mode, uint64_t off, uin
             r = punch(d, i, &g, ret_blocked);
         if (r == 0 && end >= size) /* what was zeroed in place, too */
             r = inode_sync_before(i, size, true);
-        if (r == 0 && !longer)
-            r = inode_changed(d, i, NULL);
     }
+    if (r == 0 && !longer)
+        r = inode_changed(d, i, NULL);
     return r == 0 && longer ? truncate_locked(d, i, end, NULL) : r;
 }
 

@@ -300,7 +300,7 @@ static int extent_at(struct data *d, struct inode *i, uint64_t off, uint64_t siz
 
 int64_t data_seek(struct data *d, struct inode *i, uint64_t off, int whence)
 {
-    uint64_t size = atomic_load(&i->size);
+    uint64_t size = atomic_load(&i->size), from = off;
     if (whence != SEEK_DATA && whence != SEEK_HOLE)
         return -EINVAL;
     while (off < size) {
@@ -313,7 +313,7 @@ int64_t data_seek(struct data *d, struct inode *i, uint64_t off, int whence)
             return (int64_t)off;
         off = end;
     }
-    return whence == SEEK_HOLE && off == size ? (int64_t)size : -ENXIO;
+    return whence == SEEK_HOLE && from < size ? (int64_t)size : -ENXIO;
 }
 
 struct sum {

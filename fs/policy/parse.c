@@ -227,6 +227,10 @@ static void sum_up(struct policy_set *set)
 
 static int parse_lines(struct parser *p, const char *text, size_t len)
 {
+    if (len >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) { /* some editors put it before UTF-8 */
+        text += 3;
+        len -= 3;
+    }
     for (size_t at = 0; at <= len;) {
         const char *nl = memchr(text + at, '\n', len - at);
         size_t n = nl ? (size_t)(nl - text) - at : len - at;

@@ -444,13 +444,9 @@ int segfile_punch(struct segfile *s, uint64_t pos, uint64_t end)
 
 uint64_t segfile_stored(struct segfile *s)
 {
-    struct stat st;
-    uint64_t len = segfile_len(s);
-    if (io_stat(s->fd, &st) < 0)
-        return len;
-    uint64_t all = (uint64_t)st.st_blocks * 512;
-    return all > s->header_bytes ? min_u64(all - s->header_bytes, round_up(len, SEG_PAGE_BYTES))
-                                 : 0;
+    uint64_t len = segfile_len(s), stored;
+    int r = io_stored(s->fd, s->header_bytes, s->header_bytes + len, &stored);
+    return r < 0 ? len : stored;
 }
 
 int segfile_read(struct segfile *s, uint64_t pos, void *buf, size_t len)

@@ -275,7 +275,8 @@ static bool seal_failed(struct command *c, uint64_t ino, uint64_t base)
         return false;
     bool busy = data_sealing(i);
     inode_put(c->t->v->ns, i);
-    return !busy && seg_get(c->t->v->kv, ino, base, &rec) == 0 && rec.state == SEG_OPEN;
+    return !busy && seg_get(c->t->v->kv, ino, base, &rec) == 0 && rec.state == SEG_OPEN &&
+           rec.created_ns <= c->started_wall_ns; /* else it was opened again meanwhile */
 }
 
 static enum file_step step_file(struct command *c, struct goal file, uint64_t *ret_here)

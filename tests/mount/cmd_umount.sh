@@ -34,6 +34,7 @@ check "what was written is there" test "$(cat "$MNT/f")" = one
 exec 7>>"$MNT/f"
 check "a file is open: 4" code_of 4 "$SLUICEFS" umount "$MNT"
 "$SLUICEFS" umount "$MNT" 2>"$W/err"
+check "not the mount's own processes" test "$(grep -c sluicefs-super "$W/err") $(grep -c "(sluicefs, " "$W/err")" = "0 0"
 check "it says who, and what helps" grep -q "in use by .*$$ (.*open file).*; .*umount -l" "$W/err"
 check "nothing happened" bash -c "echo two >>'$MNT/f'"
 exec 7>&-

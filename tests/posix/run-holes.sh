@@ -80,6 +80,39 @@ assert os.fstat(f).st_blocks * 512 <= 128 * 1024, os.fstat(f).st_blocks
 assert os.pread(f, 200, 16 + 49 * 200) == bytes([50]) * 200 and os.pread(f, 100, 20000) == bytes(100)
 assert os.lseek(f, 1 << 20, os.SEEK_DATA) >= 60 << 20
 '
+check_py "st_blocks never says less than what is stored, so that nobody takes data for a hole" '
+def blocks(name, size, *pieces):
+    f = os.open(m + "/" + name, os.O_CREAT | os.O_RDWR, 0o600)
+    os.ftruncate(f, size)
+    for at, n in pieces:
+        os.pwrite(f, b"x" * n, at)
+    os.fsync(f)
+    return os.fstat(f).st_blocks * 512
+assert 4096 <= blocks("small", 10 << 20, (0, 5)) <= 65536
+assert blocks("two", 2 << 20, (0, 4096), (1 << 20, 4096)) >= 8192
+assert blocks("million", 1000000, (0, 1000000)) >= 1000000
+assert blocks("none", 1 << 20) == 0
+'
+mkdir "$W/copy"
+check "tar -S keeps it" bash -c "tar -S -C '$MNT' -cf - small two | tar -C '$W/copy' -xf - &&
+    cmp '$MNT/small' '$W/copy/small' && cmp '$MNT/two' '$W/copy/two'"
+check_py "nothing begins at the end, not even a hole" '
+f = os.open(m + "/million", os.O_RDONLY)
+assert os.lseek(f, 0, os.SEEK_HOLE) == 1000000
+for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+    try: os.lseek(f, 1000000, whence)
+    except OSError as e: assert e.errno == 6, e
+    else: assert False, whence
+'
+check_py "times far away are cut to the last one there is, and fallocate changes them" '
+f = os.open(m + "/million", os.O_RDWR)
+os.utime(f, ns=((1 << 34) * 10 ** 9,) * 2)
+assert os.fstat(f).st_mtime_ns == 2 ** 63 - 1, os.fstat(f).st_mtime_ns
+os.utime(f, ns=(1, 1))
+os.posix_fallocate(f, 0, 1000)
+assert os.fstat(f).st_mtime_ns > 10 ** 18
+'
+rm "$MNT/small" "$MNT/two" "$MNT/million" "$MNT/none"
 used=$(du -s -B1 "$W/store" | cut -f1)
 check "both go up" "$SLUICEFS" upload "$MNT"
 grown=$(($(du -s -B1 "$W/store" | cut -f1) - used))

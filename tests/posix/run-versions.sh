@@ -6,7 +6,7 @@
 seconds=${VERSIONS_SECONDS:-8}
 start_tiered --set seal_age=1h --set local_age=1h
 : "${TOOLS:?set TOOLS to the folder of the test tools}"
-loop() { while :; do for c in "$@"; do "$SLUICEFS" "$c" "$MNT" >/dev/null 2>&1; done; done; }
+loop() { while :; do for c in "$@"; do "$SLUICEFS" "$c" "$MNT" >/dev/null 2>>"$W/said" || echo "$c: $?" >>"$W/said"; done; done; }
 seed=0
 for commands in "seal" "seal upload" "seal upload evict"; do
     seed=$((seed + 1))
@@ -17,5 +17,7 @@ for commands in "seal" "seal upload" "seal upload evict"; do
     kill "$LOOP"
     wait "$LOOP" 2>/dev/null
 done
+check "no command failed for a segment that was written to again" test ! -s "$W/said"
+[ ! -s "$W/said" ] || head -n 5 "$W/said"
 assert_tiered 20 10
 finish
