@@ -115,11 +115,13 @@ static void users_text(const char *mountpoint, char *out, size_t cap)
     const struct mount_row *row = mounts_read(&all) == EXIT_OK ? mounts_at(&all, mountpoint) : NULL;
     int mount_id = row ? row->id : -1;
     mounts_free(&all);
+    char self[16];
+    snprintf(self, sizeof(self), "%d", (int)getpid());
     unsigned n = 0;
     size_t len = 0;
     DIR *d = opendir("/proc");
     for (struct dirent *e; d && (e = readdir(d));) {
-        if (e->d_name[0] < '0' || e->d_name[0] > '9' || atol(e->d_name) == (long)getpid())
+        if (e->d_name[0] < '0' || e->d_name[0] > '9' || !strcmp(e->d_name, self))
             continue;
         const char *use = use_of(e->d_name, mountpoint, mount_id);
         if (!use || ++n > SHOWN)
