@@ -44,7 +44,7 @@ struct openseg {
     bool idle_flushed; /* it was closed while idle, and clean. Else an earlier daemon wrote it, or the
                         * flush when it was let go of failed: an fsync opens it */
     uint64_t noted_len;         /* length in its W record: the inode's times are of then */
-    bool sealing, failed;       /* inode.io */
+    _Atomic bool sealing, failed; /* inode.io; looked at without it, too */
     bool lost;       /* failed: its device file was not there at load, its length is unknown */
     bool seal_waits; /* an earlier segment is still sealing: it starts us; inode.mu */
     /* What its file's rule says, as last asked (data_flush_old); `rule` 0: not asked since the file moved. */

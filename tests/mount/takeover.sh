@@ -22,7 +22,8 @@ check "cold files" timeout 60 "$SLUICEFS" evict "$MNT/cold"
 
 # A daemon that dies while the kernel looks for the memory that a request goes to makes that request fail, so
 # the kernel must have nothing to look for: no page is one that a child of ours shares.
-check_py "the memory for requests is there" "
+# A sanitizer's own memory is looked for all the time.
+grep -aqE '__[at]san_init' "$SLUICEFS" || check_py "the memory for requests is there" "
 import json, threading
 pid = json.load(open(m + '/.sluice/status.json'))['pid']
 def faults():
