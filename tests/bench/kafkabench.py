@@ -203,7 +203,7 @@ def figure_14(kit):
         proxy = kit.proxy()
     except Skip:
         proxy = None
-    count, pairs = (20000, 1) if kit.quick else (500000, 7)
+    count, pairs = (20000, 1) if kit.quick else (500000, 5)
     steady, rate = (4000, 2000) if kit.quick else (40000, 4000)
     old = 60000 if kit.quick else 2000000
     rows = []
@@ -247,7 +247,7 @@ def figure_14(kit):
                  compare(14, "consume what is hot", "MB/s",
                          [(x["read"], y["read"]) for x, y in got], 0.95),
                  live(ours, mount, steady, rate)]
-        rows += replays(kit, mount, ours, floor, old, steady, rate, 1 if kit.quick else 5)
+        rows += replays(kit, mount, ours, floor, old, steady, rate, 1 if kit.quick else 4)
     return rows
 
 

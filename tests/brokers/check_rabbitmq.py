@@ -207,10 +207,10 @@ def delete(s):
 
 def known_reports(w):
     """Lines of two kinds of reports. Channels whose supervisor was gone already when the connection above it was
-    ended (noproc): of a client that closes while it is looked at, nothing that is stored. And stream writers that were started with an epoch of before a kill. How far the
-    coordinator of streams had come is in a DETS file that is saved some time later, so after a SIGKILL
-    it may repeat starts that are over; the writer refuses, and the next one is right. On ext4 alone,
-    without a mount, that came in six of six runs."""
+    ended (noproc): of a client that closes while it is looked at, nothing that is stored. And stream writers that
+    were started with an epoch of before a kill: how far the coordinator of streams had come is in a DETS file that is
+    saved some time later, so after a SIGKILL it may repeat starts that are over; the writer refuses, and the
+    next one is right. On ext4 alone, without a mount, that came in six of six runs."""
     reports = {}
     with open(w.server_log, errors="replace") as f:
         for line in f:
