@@ -203,14 +203,21 @@ def figure_14(kit):
         proxy = kit.proxy()
     except Skip:
         proxy = None
+    # The second way has the S3 server on the same processors as Kafka and its clients.
+    rows = side_by_side(kit, jars, proxy, "nothing sealed", False,
+                        {"segment_bytes": "4G", "seal_age": "24h"})
+    return rows + side_by_side(kit, jars, proxy, "sealed and uploaded", True,
+                               {"segment_bytes": "64M"})
+
+
+def side_by_side(kit, jars, proxy, what, replay, settings):
     count, pairs = (20000, 1) if kit.quick else (500000, 5)
     steady, rate = (4000, 2000) if kit.quick else (40000, 4000)
     old = 60000 if kit.quick else 2000000
     rows = []
     with contextlib.ExitStack() as stack:
-        mount = stack.enter_context(kit.mount(
-            "kafka", proxy=proxy, profile="broker",
-            settings={"policy": POLICY, "segment_bytes": "64M"}))
+        mount = stack.enter_context(kit.mount("kafka", proxy=proxy, profile="broker",
+                                              settings={"policy": POLICY, **settings}))
         if not mount.cold:
             raise Skip("the stand-in has no cold data")
         native = kit.fresh("native")
@@ -219,35 +226,35 @@ def figure_14(kit):
         stack.callback(kit.stop, ours.process)
         floor = Node(kit, "native", native, jars)
         stack.callback(kit.stop, floor.process)
-        said = []
 
         def run(node):
             def once(i):
                 topic = f"perf-{i}"
                 node.topic("--create", topic)
                 out = node.produce(topic, steady, rate, "linger.ms=0")
-                cpu = benchkit.cpu_seconds(mount.process.pid)
+                cpu, begun = benchkit.cpu_seconds(mount.process.pid), reads(mount)[0]
                 out["flat"] = node.flat_out(topic, count)
                 cpu = benchkit.cpu_seconds(mount.process.pid) - cpu
                 out["read"] = node.consume(topic, count + steady)
                 node.topic("--delete", topic)
-                said.append(f"{node.name} {out} daemon {cpu:.1f} CPU s")
-                print("    " + said[-1], flush=True)
+                print(f"    {node.name}, {what}: {out}, daemon {cpu:.1f} CPU s, "
+                      f"{reads(mount)[0] - begun:.0f} READs", flush=True)
                 return out
             return once
 
         run(ours)(-1), run(floor)(-1)  # What a first run of a JVM pays for.
         got = interleaved(pairs, run(ours), run(floor))
-        rows += [compare(14, "produce flat out", "MB/s",
+        rows += [compare(14, f"{what}: produce flat out", "MB/s",
                          [(x["flat"], y["flat"]) for x, y in got], 0.95),
-                 compare(14, f"produce at {rate} records/s: p99", "ms",
+                 compare(14, f"{what}: produce at {rate} records/s: p99", "ms",
                          [(x["p99"], y["p99"]) for x, y in got], 1.1, at_least=False),
-                 compare(14, f"produce at {rate} records/s: mean latency", "ms",
+                 compare(14, f"{what}: produce at {rate} records/s: mean latency", "ms",
                          [(x["avg"], y["avg"]) for x, y in got], 1.1, at_least=False),
-                 compare(14, "consume what is hot", "MB/s",
+                 compare(14, f"{what}: consume what is hot", "MB/s",
                          [(x["read"], y["read"]) for x, y in got], 0.95),
                  live(ours, mount, steady, rate)]
-        rows += replays(kit, mount, ours, floor, old, steady, rate, 1 if kit.quick else 4)
+        if replay:
+            rows += replays(kit, mount, ours, floor, old, steady, rate, 1 if kit.quick else 4)
     return rows
 
 
