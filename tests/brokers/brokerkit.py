@@ -7,6 +7,7 @@ record   record number i: its number, then bytes that follow from it, so that ea
 Churn    seals, uploads and evicts everything at random while the server works.
 Every wait has a generous deadline; nothing depends on how fast the machine is.
 """
+import contextlib
 import hashlib
 import os
 import random
@@ -155,9 +156,10 @@ class Broker(World):
     def forget_pages(self):
         """The kernel drops its pages of the mount's files, so that reads come to the daemon."""
         for p in files_under(self.mnt):
-            fd = os.open(p, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+            with contextlib.suppress(FileNotFoundError):  # a running broker renames and removes
+                fd = os.open(p, os.O_RDONLY)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(fd)
 
     # ---- while the server is down ----
 

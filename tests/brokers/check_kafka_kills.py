@@ -30,6 +30,12 @@ class Client(threading.Thread):
         self.conf = {**s.client, "error_cb": lambda e: self.errors.append(str(e))}
         self.start()
 
+    def run(self):
+        try:
+            self.work()
+        except Exception as e:  # whatever it is, it is told
+            self.errors.append(repr(e))
+
     def end(self, what):
         self.join(900)
         check(f"{what} saw no error", not self.is_alive() and not self.errors, self.errors[:3])
@@ -42,7 +48,7 @@ class Writer(Client):
         self.acked, self.slowest = {}, 0.0
         super().__init__(s, over)
 
-    def run(self):
+    def work(self):
         p = Producer({**self.conf, "acks": "all", "linger.ms": 5, "retries": 0, "enable.idempotence": False,
                       "request.timeout.ms": 60000, "delivery.timeout.ms": 60000})
         began = time.monotonic()
@@ -71,7 +77,7 @@ class Reader(Client):
         self.writer, self.again, self.rounds = writer, again, 0
         super().__init__(s, over)
 
-    def run(self):
+    def work(self):
         c = Consumer({**self.conf, "group.id": "reader", "enable.auto.commit": False, "check.crcs": True,
                       "enable.partition.eof": self.again})
         parts = [TopicPartition("plain", q, 0) for q in range(PARTITIONS)]
