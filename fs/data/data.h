@@ -52,7 +52,7 @@ struct data_write {
     bool resent;          /* FUSE marked the request as resent after the daemon's death */
     bool from_page_cache; /* fi->writepage: a mapped or cached page, not a write(2) */
 
-    bool on_worker; /* not to wait for a flush: -EAGAIN, then call again from the device pool */
+    bool on_worker;       /* not to wait for a flush: -EAGAIN, then call again from the device pool */
 
     size_t done;         /* bytes written: reply this (== len unless an error cut it) */
     int64_t reply_at_ns; /* 0: at once; else clock_mono_ns of the latest reply (device nearly
@@ -63,8 +63,7 @@ struct data_write {
         const void *buf;
         size_t len;
         bool full;
-    } piece
-        [20]; /* internal: what data_write_end has to hash; with more, the first are hashed early */
+    } piece[20]; /* internal: what data_write_end has to hash; with more, the first are hashed early */
     unsigned pieces;
     bool hashing;
 };

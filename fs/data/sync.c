@@ -33,7 +33,7 @@ static struct openseg *next_unflushed(struct inode *i, const struct openseg *aft
         struct openseg *o = list_entry(n, struct openseg, link);
         if (o->base >= end)
             break;
-        if (o->base >= from && o->base < end && !o->lost && !openseg_flushed(o)) {
+        if (o->base >= from && !o->lost && !openseg_flushed(o)) {
             openseg_ref(o);
             return o;
         }

@@ -3,8 +3,8 @@
 Both nodes run all the time, on the same file system below, with the same configuration; what is
 measured is measured on one after the other, in pairs. The numbers are those that Kafka's own tools
 print: latencies at a fixed rate (flat out they tell how long the producer's queue is), the rate flat
-out, the rate of a consumer. The mount has the rules for Kafka of examples/policy and default
-settings but for its log segments, which are sealed and uploaded while Kafka writes.
+out, the rate of a consumer. The mount has the rules for Kafka of examples/policy; once nothing is
+sealed meanwhile, once segments of 64 MiB are sealed and uploaded while Kafka writes.
 """
 import contextlib
 import pathlib
@@ -173,7 +173,7 @@ def reads(mount):
     return b, b - a
 
 
-def live(node, mount, count, rate):
+def live(node, mount, what, count, rate):
     """Consumers that follow what is produced; READ requests of the mount meanwhile."""
     topic = "live"
     node.topic("--create", topic)
@@ -192,7 +192,7 @@ def live(node, mount, count, rate):
     after, _ = reads(mount)
     size = node.size(topic)
     node.topic("--delete", topic)
-    return bound(14, "two live consumers: READ requests", "requests", after - before - own,
+    return bound(14, f"{what}: two live consumers: READ requests", "requests", after - before - own,
                  size // 4096, f"one per page of {size / MIB:.1f} MiB, produced in parts of pages at "
                  f"{rate} records/s and read twice")
 
@@ -252,7 +252,7 @@ def side_by_side(kit, jars, proxy, what, replay, settings):
                          [(x["avg"], y["avg"]) for x, y in got], 1.1, at_least=False),
                  compare(14, f"{what}: consume what is hot", "MB/s",
                          [(x["read"], y["read"]) for x, y in got], 0.95),
-                 live(ours, mount, steady, rate)]
+                 live(ours, mount, what, steady, rate)]
         if replay:
             rows += replays(kit, mount, ours, floor, old, steady, rate, 1 if kit.quick else 4)
     return rows

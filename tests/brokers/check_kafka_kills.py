@@ -13,7 +13,7 @@ import time
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from brokerkit import FULL, MIB, Churn, check, note, number, record, run, step, wait_for
+from brokerkit import FULL, MIB, Churn, check, note, number, record, run, wait_for
 from check_kafka import LITTLE, SMALL, Kafka, log_clean
 
 SECONDS = int(os.environ.get("KILLS_SECONDS", 600 if FULL else 45))
@@ -42,7 +42,7 @@ class Client(threading.Thread):
 
 
 class Writer(Client):
-    """Each record is acknowledged by all; the client would try again, which its counter of retries tells."""
+    """Each record once, without retries of the client: an error of the broker is an error here."""
 
     def __init__(self, s, over):
         self.acked, self.slowest = {}, 0.0
@@ -126,6 +126,22 @@ def kill_daemons(w):
     return slowest
 
 
+def judge(w, s, writer, reader):
+    """Nothing was lost on the way, and all of it comes back from the store."""
+    check("all that was produced was acknowledged", len(writer.acked) == writer.done)
+    check("the consumer of what is new read all of it", reader.done == writer.done, reader.done)
+    check("the broker lives", w.proc.p.poll() is None)
+    w.proc.stop()
+    w.all_to_store("in the end")
+    s.start()
+    s.verify("plain", writer.acked, "in the end")
+    size = sum(len(record(i)) for i in range(1000)) * writer.done // 1000
+    w.came_back("replay", size)
+    note(f"{size / MIB:.0f} MiB of records")
+    w.proc.stop()
+    log_clean(w)
+
+
 def main(w):
     check("the mount is supervised", wait_for(10, lambda: w.status().get("supervised")))
     s = Kafka(w)
@@ -139,20 +155,9 @@ def main(w):
         writer.end(f"a producer of {writer.done} records")
         readers[0].end(f"a consumer of what is new, {readers[0].done} records,")
         readers[1].end(f"a consumer from offset 0, {readers[1].done} records in {readers[1].rounds} rounds,")
-    check("all that was produced was acknowledged", len(writer.acked) == writer.done)
-    check("the consumer of what is new read all of it", readers[0].done == writer.done, readers[0].done)
     note(f"longest from a kill to the next daemon's answer {slowest:.2f} s, slowest acknowledgement "
          f"{writer.slowest:.2f} s")
-    check("the broker lives", w.proc.p.poll() is None)
-    w.proc.stop()
-    w.all_to_store("in the end")
-    s.start()
-    s.verify("plain", writer.acked, "in the end")
-    size = sum(len(record(i)) for i in range(1000)) * writer.done // 1000
-    w.came_back("replay", size)
-    w.proc.stop()
-    step(f"{size / MIB:.0f} MiB of records")
-    log_clean(w)
+    judge(w, s, writer, readers[0])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import os
 import threading
 import time
 
-from brokerkit import FULL, MIB, check, note, record, run, wait_for
-from check_kafka import LITTLE, SMALL, Kafka, log_clean
-from check_kafka_kills import PARTITIONS, Reader, Writer
+from brokerkit import FULL, MIB, check, run, wait_for
+from check_kafka import LITTLE, SMALL, Kafka
+from check_kafka_kills import PARTITIONS, Reader, Writer, judge
 
 SECONDS = int(os.environ.get("OUTAGE_SECONDS", 600 if FULL else 20))
 
@@ -46,17 +46,7 @@ def main(w):
     reader.end(f"a consumer of what is new, {reader.done} records,")
     again.set()
     old.end(f"a consumer from offset 0, {old.done} records,")
-    check("all that was produced was acknowledged", len(writer.acked) == writer.done)
-    check("the consumer of what is new read all of it", reader.done == writer.done, reader.done)
-    w.proc.stop()
-    w.all_to_store("in the end")
-    s.start()
-    s.verify("plain", writer.acked, "in the end")
-    size = sum(len(record(i)) for i in range(1000)) * writer.done // 1000
-    w.came_back("replay", size)
-    note(f"{size / MIB:.0f} MiB of records")
-    w.proc.stop()
-    log_clean(w)
+    judge(w, s, writer, reader)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ DEVICE=$W/device=4G
 OPTIONS=(-o profile=broker --set segment_bytes=64K --set mirror_below=0)
 
 start_fs "${OPTIONS[@]}"
+# The bound is wide, since machines are: what fails is a stop that seals or goes through all of it again and again.
 check_py "the last stretches of writes are about as quick as the first" '
 import time
 f = os.open(m + "/sparse", os.O_CREAT | os.O_RDWR, 0o600)
@@ -20,7 +21,9 @@ print(["%.2f s" % t for t in took])
 assert min(took[3:]) < 5 * max(took[:3]) + 1, took
 '
 # Written faster than it is sealed: the stop leaves the rest to the next mount.
-head -c 268435456 /dev/zero | tr '\0' 'k' >"$MNT/f"
+head -c 805306368 /dev/zero | tr '\0' 'k' >"$W/k"
+dd if="$W/k" of="$MNT/f" bs=1M status=none
+rm "$W/k"
 for round in 1 2 3; do
     began=$(date +%s%N)
     check "it stops, round $round" timeout 20 "$SLUICEFS" umount "$MNT"
@@ -30,7 +33,7 @@ for round in 1 2 3; do
     echo "stopped after $ms ms"
     check "within 10 s" test $ms -lt 10000
     start_fs "${OPTIONS[@]}"
-    check "all of it is there" test "$(tr -d k <"$MNT/f" | wc -c) $(stat -c %s "$MNT/f")" = "0 268435456"
+    check "all of it is there" test "$(tr -d k <"$MNT/f" | wc -c) $(stat -c %s "$MNT/f")" = "0 805306368"
     check_py "and of the other" '
 f = os.open(m + "/sparse", os.O_RDONLY)
 for k in range(0, 9000, 7):
