@@ -23,7 +23,8 @@
 #define OBJ_KEY_MAX         1024u       /* object key with its NUL; S3's own limit */
 #define S3_PART_BYTES_MIN   (5 * MiB)   /* protocol limit of multipart uploads */
 #define S3_PARTS_MAX        10000u      /* likewise */
-#define SEGFD_MAX           512u        /* open device files kept for reading; LRU beyond */
+#define SEGFD_MAX           512u        /* open device files kept for reading; LRU beyond, fewer
+                                       * where a process may have few */
 
 static_assert(SEGMENT_BYTES_MAX % BLOCK_BYTES == 0, "a full segment is whole blocks");
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -310,6 +311,12 @@ int io_stored(int fd, uint64_t from, uint64_t to, uint64_t *ret)
 int io_fsinfo(int fd, uint64_t *total, uint64_t *avail, uint32_t *bsize)
 {
     return door->fsinfo(fd, total, avail, bsize);
+}
+
+uint64_t io_files_max(void)
+{
+    struct rlimit lim;
+    return getrlimit(RLIMIT_NOFILE, &lim) == 0 ? lim.rlim_cur : 1024;
 }
 
 void io_dio_align(int fd, uint32_t *mem, uint32_t *off)

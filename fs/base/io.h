@@ -69,6 +69,9 @@ int io_stored(int fd, uint64_t from, uint64_t to, uint64_t *ret);
 /* Never fails: 4096 for both where the system does not say. */
 void io_dio_align(int fd, uint32_t *mem, uint32_t *off);
 
+/* How many descriptors this process may have open. */
+uint64_t io_files_max(void);
+
 /* Reads exactly `len` bytes: 0, -errno, or -ENODATA when the file ends before. */
 int io_pread_full(int fd, void *buf, size_t len, uint64_t off);
 

@@ -151,11 +151,11 @@ int write_rounds(struct daemon *d, struct data_write *w, size_t *total, int64_t 
         counter_add(d->write_bytes, w->done);
         if (w->reply_at_ns > *at)
             *at = w->reply_at_ns;
-        if (w->done == w->len || d->v->topics_profile) {
+        if (w->done == w->len) {
             *open = true;
             return 0;
         }
-        data_write_end(d->v->data, w); /* broker profile: cut at segment borders */
+        data_write_end(d->v->data, w); /* cut at segment borders */
         w->buf = (const char *)w->buf + w->done;
         w->off += w->done;
         w->len -= w->done;

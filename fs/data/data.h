@@ -200,7 +200,7 @@ void data_find_orphans(struct data *d);
 #define DATA_SIZE_MAX ((uint64_t)INT64_MAX - SEGMENT_BYTES_MAX)
 
 /* Closes the open segments of a file for writing; sealing goes on in the background. How many it
- * closed, or -errno. `upto`: only those up to the one at `base`, so that younger ones take more. */
+ * closed, or -errno; -EAGAIN: so many device files are open that the rest has to wait. `upto`: only those up to the one at `base`, so that younger ones take more. */
 int data_seal(struct data *d, struct inode *i);
 int data_seal_upto(struct data *d, struct inode *i, uint64_t base);
 
@@ -239,7 +239,7 @@ void data_seal_largest(struct data *d, unsigned want);
 /* Flushes open segments whose oldest unflushed byte is older than their files' flush_interval. Reads metadata
  * where rules hold for paths. */
 void data_flush_old(struct data *d);
-/* Closes device files of idle open segments above OPEN_FILES_MAX. */
+/* Begins to close device files of open segments when many are open. */
 void data_trim(struct data *d);
 /* clock_mono of the last read of a local sealed segment through slices, as far as it is remembered; 0:
  * long ago or never. */

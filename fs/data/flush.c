@@ -79,8 +79,7 @@ int openseg_sync(struct openseg *o)
     return r;
 }
 
-/* `whole`: all of the file, so that a file of many segments is gone through once. */
-static int sync_in_order(struct openseg *o, bool whole)
+int openseg_flush_in_order(struct openseg *o, bool whole)
 {
     struct ns *ns = o->d->v->ns;
     struct inode *i = NULL;
@@ -97,7 +96,7 @@ static int sync_in_order(struct openseg *o, bool whole)
 void openseg_run_flush(struct task *t)
 {
     struct openseg *o = container_of(t, struct openseg, flush_task);
-    (void)sync_in_order(o, false); /* a failure is kept in the segment and seen by fsync */
+    (void)openseg_flush_in_order(o, false); /* a failure is kept in the segment and seen by fsync */
     atomic_store(&o->flush_busy, false);
     openseg_unref(o);
 }
@@ -143,62 +142,50 @@ static int flush_earlier(struct data *d)
         }
         if (s.n)
             from = s.ino[s.n - 1] + 1;
+        while (files_many(d) && files_close_some(d, true))
+            ;
     }
     return more < 0 ? more : r;
 }
 
-/* Starts the writing of all of them, so that the first flush, which waits for a commit of the device's file system,
- * takes most of the others along. */
-static void begin_writing(struct data *d)
+/* With references. */
+static unsigned take_dirty(struct data *d, struct openseg **some, unsigned most)
 {
-    lock_acquire(&d->mu);
-    size_t most = d->open_files, n = 0;
-    lock_release(&d->mu);
-    struct openseg **some = most ? calloc(most, sizeof(struct openseg *)) : NULL;
-    if (!some)
-        return; /* only slower */
-    lock_acquire(&d->mu);
+    unsigned n = 0;
+    LOCK_SCOPE(&d->mu);
     list_each(&d->all, l)
     {
         struct openseg *o = list_entry(l, struct openseg, all);
-        if (n < most && o->sf && !segfile_synced(o->sf) && openseg_ref_live(o))
+        if (n < most && o->sf && !o->failed && !segfile_synced(o->sf) && openseg_ref_live(o))
             some[n++] = o;
     }
-    lock_release(&d->mu);
-    for (size_t k = 0; k < n; k++) {
-        segfile_release_cache(some[k]->sf, UINT64_MAX);
-        openseg_unref(some[k]);
-    }
-    free(some);
+    return n;
+}
+
+static void flush_whole(struct openseg *o)
+{
+    int r = openseg_flush_in_order(o, true);
+    if (r == 0 || openseg_flushed(o))
+        return;
+    o->failed = true;
+    log_err(LC_DATA, "inode %016llx: the open segment at %llu could not be flushed: %s",
+            (unsigned long long)o->ino, (unsigned long long)o->base, err_name(r));
 }
 
 void data_flush_all(struct data *d)
 {
-    begin_writing(d);
-    for (;;) {
-        struct openseg *dirty = NULL;
-        lock_acquire(&d->mu);
-        list_each(&d->all, l)
-        {
-            struct openseg *o = list_entry(l, struct openseg, all);
-            if (o->sf && !o->failed && !segfile_synced(o->sf) && atomic_load(&o->refs) > 0) {
-                dirty = o;
-                break;
-            }
+    enum { AT_ONCE = 1024 };
+    struct openseg *some[AT_ONCE];
+    unsigned n;
+    while ((n = take_dirty(d, some, AT_ONCE)) > 0) {
+        /* Begun for all of them, so that the first flush, which waits for a commit of the device's file system, takes
+         * most of the others along. */
+        for (unsigned k = 0; k < n; k++)
+            segfile_release_cache(some[k]->sf, UINT64_MAX);
+        for (unsigned k = 0; k < n; k++) {
+            flush_whole(some[k]);
+            openseg_unref(some[k]);
         }
-        bool live = dirty && openseg_ref_live(dirty);
-        lock_release(&d->mu);
-        if (!dirty)
-            break;
-        if (!live)
-            continue; /* being freed: it is not in the list the next time */
-        int r = sync_in_order(dirty, true);
-        if (r < 0 && !openseg_flushed(dirty)) {
-            dirty->failed = true;
-            log_err(LC_DATA, "inode %016llx: the open segment at %llu could not be flushed: %s",
-                    (unsigned long long)dirty->ino, (unsigned long long)dirty->base, err_name(r));
-        }
-        openseg_unref(dirty);
     }
     int r = d->v->clean || d->v->restarted ? 0 : flush_earlier(d);
     if (r < 0) {

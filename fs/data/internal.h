@@ -24,7 +24,7 @@
 #include "fs/seg/segfile.h"
 
 enum {
-    OPEN_FILES_MAX = 4096, /* device files kept open for appending; idle ones close */
+    OPEN_FILES_MAX = 8192, /* device files open for appending: files.c */
     WRITE_BEHIND_BYTES = 16 * 1024 * 1024
 };
 
@@ -41,6 +41,7 @@ struct openseg {
                                  * has a reference and has seen it not NULL may use it too: only a
                                  * segment without other references is closed while idle */
     uint64_t idle_len;          /* length while sf is NULL */
+    uint64_t idle_stored;       /* and without its holes, as far as that is known */
     bool idle_flushed; /* it was closed while idle, and clean. Else an earlier daemon wrote it, or the
                         * flush when it was let go of failed: an fsync opens it */
     uint64_t noted_len;         /* length in its W record: the inode's times are of then */
@@ -89,8 +90,14 @@ struct data {
     struct volume *v;
     struct lock mu;  /* RANK_SEGFD: `all`, `making`, the pace of slowed writers, late reads */
     struct list all; /* every openseg in memory */
+    unsigned all_n;  /* how many */
     struct list making; /* of struct data_making */
-    unsigned open_files;
+    _Atomic unsigned open_files; /* for appending */
+    unsigned files_soft, files_full;
+    unsigned fruitless;          /* looked at in vain since one could be closed; mu */
+    _Atomic int64_t stuck_ns;    /* until then nobody waits for a file to be closed */
+    struct task trim;
+    _Atomic bool trimming;
     int64_t pace_ns; /* when the next slowed write may be answered */
     void (*space_fn)(void *arg);
     void *space_arg;
@@ -135,6 +142,9 @@ uint64_t openseg_len(const struct openseg *o);
 bool openseg_flushed(const struct openseg *o);
 /* inode.io held: opens the device file when it is not open. */
 int openseg_file_locked(struct openseg *o, struct inode *i);
+/* The same for a write; -EAGAIN: so many are open that the write has to help closing some first (files.c). The two
+ * below say this, too. */
+int openseg_file_for_write(struct openseg *o, struct inode *i);
 /* The open segment that covers `off` (or ends there and has room, with `at_end`), with a reference. */
 struct openseg *openseg_find(struct inode *i, uint64_t off, bool at_end);
 /* inode.io held: new segment at `base`, in kv, list and on a device. */
@@ -150,6 +160,19 @@ void openseg_list(struct inode *i, struct openseg *o);
 /* inode.io held: there is an open segment of unknown length, so nothing may be written. */
 bool openseg_any_lost(struct inode *i);
 void openseg_wrote(struct openseg *o, uint64_t bytes);
+
+/* ---- files.c: how many device files are open ---- */
+void files_init(struct data *d);
+/* More than should be: who can do without opening another one does. */
+bool files_many(struct data *d);
+/* So many that a write must not open another one now: -EAGAIN. */
+bool files_full(struct data *d);
+/* Flushes and closes some, `urgent`: also what was used a moment ago. How many it closed. Blocks on local disk;
+ * no lock held. */
+unsigned files_close_some(struct data *d, bool urgent);
+/* Before something that may open one for writing, on the device pool: closes some when so many are open. */
+void files_make_room(struct data *d);
+void files_run_trim(struct task *t); /* of data.trim; device pool */
 
 /* ---- seal.c ---- */
 /* inode.io held, nothing to hash outstanding: no more appends; submits the seal task. */
@@ -170,6 +193,9 @@ void openseg_run_seal(struct task *t); /* of openseg.seal_task; bulk pool */
 /* ---- flush.c ---- */
 /* Just this one, which is open; blocks on its device. Those before it come first: sync.c. */
 int openseg_sync(struct openseg *o);
+/* It, and those before it in its file first; `whole`: all of the file, so that a file of many segments is gone
+ * through once. Blocks on local disk. */
+int openseg_flush_in_order(struct openseg *o, bool whole);
 void openseg_run_flush(struct task *t); /* of openseg.flush_task, submitted with a reference; device pool */
 
 /* ---- sync.c; both block on local disk ---- */

@@ -1,5 +1,4 @@
-/* module.c: the data layer as a whole: opening, what it does for the namespace (hooks), keeping the number of
- * open device files bounded. */
+/* module.c: the data layer as a whole: opening, what it does for the namespace (hooks). */
 #include "fs/data/internal.h"
 #include "fs/data/hooks.h"
 
@@ -18,6 +17,8 @@ int data_open_module(struct volume *v, struct data **ret)
     lock_init(&d->mu, "data.mu", RANK_SEGFD, false);
     list_init(&d->all);
     list_init(&d->making);
+    files_init(d);
+    d->trim.run = files_run_trim;
     lock_init(&d->fetch_mu, "data.fetch", RANK_FETCH, false);
     list_init(&d->remote);
     /* Handle numbers of different daemons must not meet while the kernel still uses old ones. */
@@ -152,6 +153,7 @@ static int load_open(void *arg, const void *key, size_t klen, const void *val, s
     } else {
         o->idle_len = bytes > rec.header_bytes ? bytes - rec.header_bytes : 0;
     }
+    o->idle_stored = o->idle_len;
     list_add_tail(&idata(i)->segs, &o->link);
     /* Where files are cut, what the record of a lost one says of its end may be of before a cut. */
     bool known = r == 0 || l->d->v->topics_profile;
@@ -224,64 +226,7 @@ void data_unload(void *ctx, struct inode *i)
     i->data = NULL;
 }
 
-/* ---- trimming ---- */
-
 int64_t data_mapped_ns(struct inode *i)
 {
     return i->data ? atomic_load(&idata(i)->mapped_ns) : 0;
-}
-
-/* Closes one idle device file. */
-static void close_idle(struct data *d, uint64_t ino, uint64_t base)
-{
-    struct inode *i;
-    if (inode_get(d->v->ns, ino, &i) < 0)
-        return;
-    struct segfile *sf = NULL;
-    lock_acquire(&i->io);
-    if (i->data) {
-        LOCK_SCOPE(&i->mu);
-        list_each(&idata(i)->segs, n)
-        {
-            struct openseg *o = list_entry(n, struct openseg, link);
-            if (o->base == base && o->sf && !o->sealing && atomic_load(&o->refs) == 1 &&
-                atomic_load(&o->dirty_ns) == 0) {
-                sf = o->sf;
-                o->idle_len = segfile_len(sf);
-                o->idle_flushed = segfile_synced(sf);
-                lock_acquire(&d->mu);
-                o->sf = NULL;
-                d->open_files--;
-                lock_release(&d->mu);
-            }
-        }
-    }
-    lock_release(&i->io);
-    segfile_close(sf);
-    inode_put(d->v->ns, i);
-}
-
-void data_trim(struct data *d)
-{
-    enum { BATCH = 128 };
-    struct {
-        uint64_t ino, base;
-    } idle[BATCH];
-    unsigned n = 0;
-    int64_t now = clock_mono_ns();
-    lock_acquire(&d->mu);
-    unsigned excess = d->open_files > OPEN_FILES_MAX ? d->open_files - OPEN_FILES_MAX : 0;
-    list_each(&d->all, l)
-    {
-        struct openseg *o = list_entry(l, struct openseg, all);
-        if (n == BATCH || n >= excess)
-            break;
-        if (o->sf && now - atomic_load(&o->used_ns) > NS_PER_SEC && !atomic_load(&o->dirty_ns)) {
-            idle[n].ino = o->ino;
-            idle[n++].base = o->base;
-        }
-    }
-    lock_release(&d->mu);
-    for (unsigned k = 0; k < n; k++)
-        close_idle(d, idle[k].ino, idle[k].base);
 }

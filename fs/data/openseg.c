@@ -44,6 +44,7 @@ struct openseg *openseg_new(struct data *d, uint64_t ino, uint64_t base, const s
     list_init(&o->link);
     lock_acquire(&d->mu);
     list_add_tail(&d->all, &o->all);
+    d->all_n++;
     lock_release(&d->mu);
     return o;
 }
@@ -68,8 +69,9 @@ void openseg_unref(struct openseg *o)
         return;
     lock_acquire(&o->d->mu);
     list_del(&o->all);
+    o->d->all_n--;
     if (o->sf)
-        o->d->open_files--;
+        atomic_fetch_sub(&o->d->open_files, 1);
     lock_release(&o->d->mu);
     segfile_close(o->sf);
     free(o);
@@ -87,11 +89,13 @@ bool openseg_flushed(const struct openseg *o)
 
 static void file_set(struct openseg *o, struct inode *i, struct segfile *sf)
 {
-    LOCK_SCOPE(&i->mu);
+    lock_acquire(&i->mu);
     lock_acquire(&o->d->mu);
     o->sf = sf;
-    o->d->open_files++;
+    atomic_fetch_add(&o->d->open_files, 1);
     lock_release(&o->d->mu);
+    lock_release(&i->mu);
+    data_trim(o->d);
 }
 
 int openseg_file_locked(struct openseg *o, struct inode *i)
@@ -110,6 +114,11 @@ int openseg_file_locked(struct openseg *o, struct inode *i)
     }
     file_set(o, i, sf);
     return 0;
+}
+
+int openseg_file_for_write(struct openseg *o, struct inode *i)
+{
+    return !o->sf && files_full(o->d) ? -EAGAIN : openseg_file_locked(o, i);
 }
 
 struct openseg *openseg_find(struct inode *i, uint64_t off, bool at_end)
@@ -285,7 +294,7 @@ int openseg_create_locked(struct data *d, struct inode *i, uint64_t base, uint64
 {
     assert(lock_is_mine(&i->io));
     uint32_t device;
-    int r = inode_data_need(i);
+    int r = files_full(d) ? -EAGAIN : inode_data_need(i);
     if (r == 0)
         r = dev_pick(d->v->devs, &device);
     if (r < 0)
@@ -317,7 +326,7 @@ int openseg_reopen_locked(struct data *d, struct inode *i, uint64_t base, const 
                           struct openseg **ret)
 {
     assert(lock_is_mine(&i->io) && rec->local && rec->state != SEG_OPEN);
-    int r = inode_data_need(i);
+    int r = files_full(d) ? -EAGAIN : inode_data_need(i);
     if (r < 0)
         return r;
     struct segfile *sf;

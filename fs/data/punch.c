@@ -121,6 +121,7 @@ int data_fallocate(struct data *d, struct inode *i, int mode, uint64_t off, uint
     uint64_t budget = devs_budget(d->v->devs), used = min_u64(devs_used(d->v->devs), budget);
     if (what != FALLOC_FL_PUNCH_HOLE && off + len > atomic_load(&i->size) && len > budget - used)
         return -ENOSPC;
+    files_make_room(d);
     lock_acquire(&i->io);
     int r = allocate(d, i, mode, off, len, ret_blocked);
     lock_release(&i->io);

@@ -85,24 +85,48 @@ static int buffer(struct data_read *r, uint64_t off, uint64_t len, char **ret)
     return e;
 }
 
-/* The stretch at `off` of an open segment. 1: taken, *ret_len set; 0: no open segment there. */
+/* The device file of an open segment, to be read up to *ret_end. Where many are open, that of an idle one is not
+ * opened for appending, but borrowed: *ret_fd. */
+static int open_for_read(struct data_read *r, struct openseg *o, struct segfd **ret_fd,
+                         uint64_t *ret_end)
+{
+    *ret_fd = NULL;
+    if (!o->sf) {
+        LOCK_SCOPE(&r->i->io);
+        if (!o->sf && !o->lost && files_many(r->d)) {
+            *ret_end = o->base + o->idle_len;
+            int e = segfd_get(r->d->v->segfds, &o->id, false, ret_fd);
+            return e == -ENOENT ? -EIO : e;
+        }
+        int e = openseg_file_locked(o, r->i);
+        if (e < 0)
+            return e;
+    }
+    *ret_end = o->base + segfile_len(o->sf);
+    return 0;
+}
+
+/* The stretch at `off` of an open segment. 1: taken, *ret_len set; 0: no open segment there; -EAGAIN: it was cut
+ * meanwhile. */
 static int plan_open(struct data_read *r, uint64_t off, uint64_t end, uint64_t *ret_len)
 {
     struct openseg *o = openseg_find(r->i, off, false);
     if (!o)
         return 0;
-    int e = 0;
-    if (!o->sf) {
-        lock_acquire(&r->i->io);
-        e = openseg_file_locked(o, r->i);
-        lock_release(&r->i->io);
-    }
+    struct segfd *fd;
+    uint64_t stored = 0;
     char *to;
-    uint64_t len = e == 0 ? min_u64(end, o->base + segfile_len(o->sf)) - off : 0;
+    int e = open_for_read(r, o, &fd, &stored);
+    if (e == 0 && stored <= off)
+        e = -EAGAIN;
+    uint64_t len = e == 0 ? min_u64(end, stored) - off : 0;
     if (e == 0)
         e = buffer(r, off, len, &to);
     if (e == 0)
-        e = segfile_read(o->sf, off - o->base, to, (size_t)len);
+        e = fd ? segfd_read(fd, off - o->base, to, (size_t)len)
+               : segfile_read(o->sf, off - o->base, to, (size_t)len);
+    if (fd)
+        segfd_put(r->d->v->segfds, fd);
     openseg_unref(o);
     if (e < 0)
         return e == -ENODATA ? -EIO : e;

@@ -110,7 +110,7 @@ int spot_open(struct data *d, struct inode *i, struct spot *s)
     if (s->o) {
         if (s->o->failed)
             return -EIO;
-        return s->o->sealing ? -EAGAIN : openseg_file_locked(s->o, i);
+        return s->o->sealing ? -EAGAIN : openseg_file_for_write(s->o, i);
     }
     if (has_to_come_first(d, s))
         return -EAGAIN;

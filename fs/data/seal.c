@@ -320,7 +320,6 @@ int data_seal(struct data *d, struct inode *i)
 
 int data_seal_upto(struct data *d, struct inode *i, uint64_t base)
 {
-    (void)d;
     int r = 0, closed = 0;
     lock_acquire(&i->io);
     while (r == 0 && i->data) {
@@ -340,7 +339,7 @@ int data_seal_upto(struct data *d, struct inode *i, uint64_t base)
         lock_release(&i->mu);
         if (!o)
             break;
-        r = openseg_file_locked(o, i);
+        r = !o->sf && files_many(d) ? -EAGAIN : openseg_file_locked(o, i);
         if (r == 0) {
             openseg_seal_locked(o, i);
             closed++;

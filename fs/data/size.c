@@ -262,6 +262,7 @@ int data_truncate(struct data *d, struct inode *i, uint64_t size, const struct k
         return -EPERM;
     if (size > DATA_SIZE_MAX)
         return -EFBIG;
+    files_make_room(d);
     lock_acquire(&i->io);
     bool shorter = size < atomic_load(&i->size);
     int r = truncate_locked(d, i, size, who);
@@ -348,7 +349,7 @@ void data_stat(struct data *d, struct inode *i, struct stat *ret)
             list_each(&idata(i)->segs, n)
             {
                 struct openseg *o = list_entry(n, struct openseg, link);
-                bytes += o->sf ? segfile_stored(o->sf) : o->idle_len;
+                bytes += o->sf ? segfile_stored(o->sf) : o->idle_stored;
             }
         }
     }

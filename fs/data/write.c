@@ -109,7 +109,7 @@ static int tail_for(struct data *d, struct inode *i, uint64_t size, struct opens
 {
     struct openseg *o = openseg_find(i, size, true);
     if (o && o->base + openseg_len(o) == size && !o->sealing && !o->failed) {
-        int r = openseg_file_locked(o, i);
+        int r = openseg_file_for_write(o, i);
         if (r < 0) {
             openseg_unref(o);
             return r;
@@ -248,6 +248,8 @@ int data_write_begin(struct data *d, struct data_write *w)
         return 0;
     if (w->len > DATA_SIZE_MAX || w->off > DATA_SIZE_MAX - w->len)
         return -EFBIG;
+    if (!w->on_worker)
+        files_make_room(d);
     lock_acquire(&w->i->io);
     int r = openseg_any_lost(w->i)                                     ? -EIO
             : d->v->topics_profile                                     ? append_begin(d, w)

@@ -7,8 +7,8 @@
  *   IDLE      yes       yes      0      get: PINNED; the bound or unlink: closed
  *   DOOMED    no        no       > 0    last put: closed (its file was unlinked)
  *
- * The bound is SEGFD_MAX open descriptors; pinned ones are never closed, so more readers at one moment
- * than that go over it for as long as they read.
+ * The bound is SEGFD_MAX open descriptors, or a quarter of those that the process may have; pinned ones are
+ * never closed, so more readers at one moment than that go over it for as long as they read.
  * Files are opened and closed outside the lock. Two threads may open the same file at once; the second
  * to come back closes its own. A file that is unlinked while somebody opens it must not stay in the
  * table (its space would not come back): `unlinks` tells.
@@ -46,6 +46,7 @@ struct segfds {
     struct lock lock;
     struct list lru; /* idle ones, oldest first */
     unsigned n;      /* open descriptors in the table */
+    unsigned most;
     uint64_t unlinks;
     struct segfd *table[TABLE_SIZE];
 };
@@ -136,6 +137,7 @@ int segfds_open(struct devs *d, struct segfds **ret)
     if (!s)
         return -ENOMEM;
     s->devs = d;
+    s->most = (unsigned)min_u64(SEGFD_MAX, io_files_max() / 4);
     lock_init(&s->lock, "segfds", RANK_SEGFD, false);
     list_init(&s->lru);
     *ret = s;
@@ -284,7 +286,7 @@ int segfd_get(struct segfds *s, const struct segfile_id *id, bool direct, struct
             mine->next = *at;
             *at = mine;
             s->n++;
-            old = take_idle(s, SEGFD_MAX);
+            old = take_idle(s, s->most);
         }
     }
     segfd_free(spare);
@@ -305,7 +307,7 @@ void segfd_put(struct segfds *s, struct segfd *f)
             gone = f;
         } else {
             list_add_tail(&s->lru, &f->lru);
-            gone = take_idle(s, SEGFD_MAX);
+            gone = take_idle(s, s->most);
         }
     }
     segfd_free(gone);

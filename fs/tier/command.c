@@ -295,6 +295,8 @@ static enum file_step step_file(struct command *c, struct goal file, uint64_t *r
     if (r >= 0 && l.open && c->cmd->kind != TIER_WARM) {
         uint64_t size;
         r = seal_file(c->t, file.ino, &size); /* nothing where sealing is under way */
+        if (r == -EAGAIN)
+            return FILE_WAITS;
         if (r > 0 && ++c->again > AGAIN_MAX)
             return FILE_DONE;
     }
@@ -356,6 +358,8 @@ static void command_step(struct command *c)
     for (; c->cmd->kind != TIER_WARM && c->sealed < c->n; c->sealed++) {
         struct goal *file = &c->file[c->sealed];
         int r = left_out(c, file->ino) ? 0 : seal_file(t, file->ino, &file->upto);
+        if (r == -EAGAIN)
+            break; /* the rest when some have ended */
         if (r < 0) {
             c->err = r;
             tier_kick(t);
@@ -364,7 +368,7 @@ static void command_step(struct command *c)
     }
     uint64_t here = 0;
     c->evicted = 0;
-    while (c->at < c->n) {
+    while (c->at < (c->cmd->kind == TIER_WARM ? c->n : c->sealed)) {
         enum file_step s = step_file(c, c->file[c->at], &here);
         if (s == FILE_FAILED) {
             tier_kick(t);

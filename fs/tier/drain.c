@@ -140,7 +140,7 @@ static enum fate seal_it(struct drain *dr, const struct found *f)
     int r = data_seal(dr->t->v->data, i);
     bool failed = data_seal_failed(i, f->base);
     inode_put(dr->t->v->ns, i);
-    return r < 0 || failed ? FATE_STUCK : FATE_SEALING;
+    return (r < 0 && r != -EAGAIN) || failed ? FATE_STUCK : FATE_SEALING;
 }
 
 static enum fate evict_it(struct drain *dr, const struct found *f)
