@@ -67,6 +67,8 @@ struct inode_data {
     struct lock hash;          /* RANK_INODE_HASH */
     struct list waits;         /* of struct data_wait: for a seal to end; inode.mu */
     _Atomic int64_t mapped_ns; /* clock_mono of the last page that came from a mapping; 0: none */
+    bool shrinking;            /* by truncate, under inode.io: its record says that it reaches to... */
+    uint64_t reach;            /* ...here, and not to its size, where it is cut in the end */
 };
 
 /* When a local sealed segment was last read through slices. Direct mapped: a collision forgets one. */
@@ -147,6 +149,9 @@ int openseg_file_locked(struct openseg *o, struct inode *i);
 int openseg_file_for_write(struct openseg *o, struct inode *i);
 /* The open segment that covers `off` (or ends there and has room, with `at_end`), with a reference. */
 struct openseg *openseg_find(struct inode *i, uint64_t off, bool at_end);
+/* Broker profile, inode.mu held: it is empty, and what its record says of the bytes before it (`behind`) is of another
+ * time. So it is not written to: a new one takes its place. */
+bool openseg_begun_before(struct inode *i, const struct openseg *o);
 /* inode.io held: new segment at `base`, in kv, list and on a device. */
 int openseg_create_locked(struct data *d, struct inode *i, uint64_t base, uint64_t limit,
                           struct openseg **ret);
@@ -239,7 +244,7 @@ struct openseg *openseg_at(struct inode *i, uint64_t base); /* with a reference 
 /* ---- size.c; inode.io held ---- */
 /* Removes a segment, wherever its bytes are. */
 int seg_drop(struct data *d, struct inode *i, uint64_t base, const struct seg_rec *rec,
-             uint64_t topic);
+             uint64_t topic, bool sized);
 /* A remote segment that can be cut in its record alone. */
 bool spot_cuttable(const struct spot *s);
 /* Cuts an open segment, or such a remote one. */

@@ -141,10 +141,9 @@ struct openseg *openseg_find(struct inode *i, uint64_t off, bool at_end)
     return found;
 }
 
-/* Where the open segment before `base` ends, if a loss of power may take bytes of it. */
+/* Where the open segment before `base` ends, if a loss of power may take bytes of it. inode.mu held. */
 static uint64_t unflushed_before(struct inode *i, uint64_t base)
 {
-    LOCK_SCOPE(&i->mu);
     const struct openseg *before = NULL;
     struct list *head = &idata(i)->segs;
     for (struct list *n = head->prev; n != head && !before; n = n->prev)
@@ -152,6 +151,11 @@ static uint64_t unflushed_before(struct inode *i, uint64_t base)
             before = list_entry(n, struct openseg, link);
     bool flushed = !before || openseg_flushed(before);
     return flushed ? 0 : before->base + openseg_len(before);
+}
+
+bool openseg_begun_before(struct inode *i, const struct openseg *o)
+{
+    return openseg_len(o) == 0 && unflushed_before(i, o->base) > o->rec.behind;
 }
 
 /* Takes an empty segment at `base` out of the list, for a new one that takes its place: nothing can be
@@ -218,6 +222,9 @@ static uint32_t fresh_version(void)
 static int create_on(struct data *d, struct inode *i, uint64_t base, uint64_t limit,
                      uint32_t device, struct openseg **ret)
 {
+    lock_acquire(&i->mu);
+    uint64_t behind = d->v->topics_profile ? 0 : unflushed_before(i, base);
+    lock_release(&i->mu);
     struct seg_rec rec = {
         .end = base,
         .state = SEG_OPEN,
@@ -225,7 +232,7 @@ static int create_on(struct data *d, struct inode *i, uint64_t base, uint64_t li
         .file_version = fresh_version(),
         .capacity = capacity_for(d, i->ino, limit),
         .created_ns = clock_wall_ns(),
-        .behind = d->v->topics_profile ? 0 : unflushed_before(i, base),
+        .behind = behind,
     };
     uint64_t topic = 0;
     (void)topic_of(d->v->ns, i->ino, &topic); /* an unlinked file keeps its last topic or 0 */

@@ -53,8 +53,9 @@ static int prepare(struct data *d, struct inode *i, const struct range *g, uint6
 static int punch_one(struct data *d, struct inode *i, struct spot *s, const struct range *g,
                      uint64_t topic)
 {
+    /* Where the hole reaches the end of the file, just the inode's record tells of that from now on. */
     if (inside(s, g))
-        return seg_drop(d, i, s->base, &s->rec, topic);
+        return seg_drop(d, i, s->base, &s->rec, topic, g->to == atomic_load(&i->size));
     if (cut_only(s, g))
         return spot_cut(d, i, s, g->from, topic);
     int r = spot_open(d, i, s);

@@ -120,13 +120,15 @@ int spot_open(struct data *d, struct inode *i, struct spot *s)
 /* ---- where a write goes ---- */
 
 /* Worth extending: not for the sake of a crumb, and not over a gap that should stay a hole. */
-static bool may_extend(struct data *d, const struct spot *s, uint64_t off)
+static bool may_extend(struct data *d, struct inode *i, const struct spot *s, uint64_t off)
 {
     uint64_t room = s->rec.capacity > s->end - s->base ? s->rec.capacity - (s->end - s->base) : 0;
     if (off - s->base >= s->rec.capacity || off - s->end >= hole_grid(d))
         return false;
-    if (s->o)
-        return !s->o->sealing && !s->o->failed;
+    if (s->o) {
+        LOCK_SCOPE(&i->mu);
+        return !s->o->sealing && !s->o->failed && !openseg_begun_before(i, s->o);
+    }
     return s->rec.local && !dev_is_draining(d->v->devs, s->rec.device) &&
            room >= max_u64(SEGMENT_BYTES_MIN / 4, s->rec.capacity / 16);
 }
@@ -144,7 +146,8 @@ static struct openseg *tail_hit(struct inode *i, uint64_t off)
     struct openseg *o = list_entry(last, struct openseg, link);
     uint64_t end = o->base + openseg_len(o);
     if (!o->sf || o->sealing || o->failed || off < o->base || off > end ||
-        end != atomic_load(&i->size) || off - o->base >= o->rec.capacity)
+        end != atomic_load(&i->size) || off - o->base >= o->rec.capacity ||
+        openseg_begun_before(i, o))
         return NULL;
     openseg_ref(o);
     return o;
@@ -170,7 +173,7 @@ static int seg_for_write(struct data *d, struct inode *i, uint64_t off, bool on_
     r = spot_before(d, i, off, &s);
     if (r == 0) {
         bool covers = off < s.end;
-        if (covers || may_extend(d, &s, off)) {
+        if (covers || may_extend(d, i, &s, off)) {
             /* That it is open again has to be durable. */
             bool waits = on_worker && !s.o && s.rec.local;
             r = waits ? -EAGAIN : spot_open(d, i, &s);

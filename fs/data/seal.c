@@ -208,7 +208,9 @@ static int seal_store(struct openseg *o, const uint64_t *hashes, size_t n, struc
 uint64_t data_stored_size(void *ctx, struct inode *i)
 {
     const struct data *d = ctx;
-    uint64_t size = atomic_load(&i->size), told = min_u64(size, i->rec.size);
+    bool shrinking = i->data && idata(i)->shrinking;
+    uint64_t size = shrinking ? idata(i)->reach : atomic_load(&i->size);
+    uint64_t told = min_u64(size, i->rec.size);
     if (!i->data)
         return size;
     for (struct list *n = idata(i)->segs.prev; n != &idata(i)->segs; n = n->prev) {

@@ -62,8 +62,22 @@ static void unlist(struct inode *i, struct openseg *o)
     openseg_unref(o); /* the list's */
 }
 
+/* Applies a change of segments together with the inode's record, which says how far the file reaches after it.
+ * `gone`: the open segment that this takes away, or NULL. */
+static int apply_with_size(struct data *d, struct inode *i, struct openseg *gone, struct kv_batch *b)
+{
+    LOCK_SCOPE(&i->mu);
+    if (gone)
+        gone->storing = true;
+    inode_store_locked(d->v->ns, i, b);
+    int r = kv_apply(d->v->kv, b, NULL, NULL);
+    if (gone)
+        gone->storing = false;
+    return r;
+}
+
 int seg_drop(struct data *d, struct inode *i, uint64_t base, const struct seg_rec *rec,
-             uint64_t topic)
+             uint64_t topic, bool sized)
 {
     struct kv_batch b;
     struct seg_change c;
@@ -72,7 +86,7 @@ int seg_drop(struct data *d, struct inode *i, uint64_t base, const struct seg_re
     drop_segment(d, i, base, rec, topic, &b, &c);
     if (o)
         c.old_len = openseg_len(o);
-    int r = kv_apply(d->v->kv, &b, NULL, NULL);
+    int r = sized ? apply_with_size(d, i, o, &b) : kv_apply(d->v->kv, &b, NULL, NULL);
     kv_batch_done(&b);
     if (r == 0)
         seg_change_done(&d->totals, &c);
@@ -83,18 +97,33 @@ int seg_drop(struct data *d, struct inode *i, uint64_t base, const struct seg_re
     return r;
 }
 
-/* Removes every segment that begins at or behind `from`. inode.io held (or the inode is unreachable).
- * Batches of one segment each: a crash in between leaves a shorter file, which is a prefix. */
-static int drop_from(struct data *d, struct inode *i, uint64_t from, uint64_t topic)
+static void shrinking(struct inode *i, bool on, uint64_t reach)
+{
+    LOCK_SCOPE(&i->mu);
+    idata(i)->shrinking = on;
+    idata(i)->reach = reach;
+}
+
+/* Removes every segment that begins at or behind `from`, from the end. inode.io held (or the inode is unreachable).
+ * Batches of one segment each: a crash in between leaves a shorter file, which is a prefix. So each of them says how
+ * far the file still reaches; where an open segment holds its end (it begins at `last`), that tells its length itself.
+ * UINT64_MAX: there is none. `sized` false: nobody will ask. */
+static int drop_from(struct data *d, struct inode *i, uint64_t from, uint64_t topic, uint64_t last,
+                     bool sized)
 {
     for (;;) {
-        uint64_t base;
-        struct seg_rec rec;
+        uint64_t base, before;
+        struct seg_rec rec, other;
         int r = seg_before(d->v->kv, i->ino, UINT64_MAX, &base, &rec);
         if (r == -ENOENT || (r == 0 && base < from))
             return 0;
+        if (r == 0 && sized) {
+            r = base ? seg_before(d->v->kv, i->ino, base - 1, &before, &other) : -ENOENT;
+            shrinking(i, true, r == 0 && before == last ? last : base);
+            r = r == -ENOENT ? 0 : r;
+        }
         if (r == 0)
-            r = seg_drop(d, i, base, &rec, topic);
+            r = seg_drop(d, i, base, &rec, topic, sized);
         if (r < 0)
             return r;
     }
@@ -107,7 +136,7 @@ int data_gone(void *ctx, struct inode *i, struct kv_batch *b)
     uint64_t topic = 0;
     (void)topic_of(d->v->ns, i->ino, &topic);
     lock_acquire(&i->io);
-    int r = drop_from(d, i, 0, topic);
+    int r = drop_from(d, i, 0, topic, UINT64_MAX, false);
     lock_release(&i->io);
     cache_forget(d->v->cache, i->ino, 0);
     if (r == 0) /* else whoever meets it next would kick for ever */
@@ -158,7 +187,7 @@ int spot_cut(struct data *d, struct inode *i, struct spot *s, uint64_t end, uint
     seg_change_put(&b, &c);
     struct key k = key_seg(i->ino, s->base);
     topic_mark(&b, topic, &k);
-    int r = kv_apply(d->v->kv, &b, NULL, NULL);
+    int r = apply_with_size(d, i, NULL, &b);
     kv_batch_done(&b);
     if (r == 0)
         seg_change_done(&d->totals, &c);
@@ -206,17 +235,42 @@ static void show_rest(struct data *d, struct inode *i, uint64_t size, uint64_t w
     atomic_store(&i->size, max_u64(size, min_u64(was, last.end)));
 }
 
+/* What is behind the segment at `base`, which is open, has been dropped. From now on that alone tells where the file
+ * ends; what says more must not come back with a loss of power that keeps the cut: zeros would lie between. */
+static int leave_end_to(struct data *d, struct inode *i, uint64_t base, bool dropped)
+{
+    lock_acquire(&i->mu);
+    bool told = i->rec.size > base;
+    lock_release(&i->mu);
+    int r = 0;
+    if (told) {
+        struct kv_batch b;
+        kv_batch_init(&b);
+        shrinking(i, true, base);
+        r = apply_with_size(d, i, NULL, &b);
+        kv_batch_done(&b);
+    }
+    return r == 0 && (told || dropped) ? kv_sync(d->v->kv, kv_seq(d->v->kv)) : r;
+}
+
 /* The visible length goes first: a reader sees a shorter file, never other bytes. */
-static int shrink(struct data *d, struct inode *i, uint64_t size)
+static int shrink(struct data *d, struct inode *i, uint64_t size, bool drops)
 {
     struct spot s;
     uint64_t topic = 0, was = atomic_load(&i->size);
     (void)topic_of(d->v->ns, i->ino, &topic);
+    int r = inode_data_need(i);
+    if (r < 0)
+        return r;
     int cut = find_cut(d, i, size, &s);
     if (cut < 0 && cut != -ENOENT)
         return cut; /* nothing has changed */
     atomic_store(&i->size, size);
-    int r = drop_from(d, i, size, topic);
+    shrinking(i, true, size);
+    r = drop_from(d, i, size, topic, cut == 0 && s.o ? s.base : UINT64_MAX, true);
+    if (r == 0 && cut == 0 && s.o)
+        r = leave_end_to(d, i, s.base, drops);
+    shrinking(i, false, 0);
     if (cut == 0) {
         if (r == 0)
             r = spot_cut(d, i, &s, size, topic);
@@ -243,11 +297,18 @@ static bool ends_open(struct inode *i, uint64_t size)
 int truncate_locked(struct data *d, struct inode *i, uint64_t size, const struct kv_origin *who)
 {
     uint64_t was = atomic_load(&i->size);
+    uint64_t base;
+    struct seg_rec rec;
+    int r = size < was ? seg_after(d->v->kv, i->ino, size, &base, &rec) : -ENOENT;
+    if (r < 0 && r != -ENOENT)
+        return r;
     /* The inode's record is to tell of a hole behind them: it becomes durable by itself, and would stay where
-     * their bytes are lost. */
-    int r = i->data && !ends_open(i, size) ? inode_sync_before(i, size, true) : 0;
+     * their bytes are lost. And what held the end of the file until now may have been flushed: what holds it
+     * from now on is to be, too. */
+    bool drops = r == 0, ends_anew = drops || !i->data || !ends_open(i, size);
+    r = i->data && ends_anew ? inode_sync_before(i, size, true) : 0;
     if (r == 0 && size < was)
-        r = shrink(d, i, size);
+        r = shrink(d, i, size, drops);
     if (r < 0)
         return r;
     atomic_store(&i->size, size);

@@ -98,8 +98,7 @@ bool segfile_write_flushes(struct segfile *s, uint64_t pos);
 /* True if nothing was written since the last successful sync. */
 bool segfile_synced(const struct segfile *s);
 
-/* Of one just opened again: a flush of it was once begun, so it may hold bytes that are acknowledged as
- * durable. */
+/* Of one just opened again: a flush of bytes in it was once begun, so they may be acknowledged as durable. */
 bool segfile_was_flushed(const struct segfile *s);
 
 /* Starts write-back of what is dirty and lets go of the device's page-cache copy of what was written

@@ -413,7 +413,7 @@ int segfile_reopen(struct devs *d, const uint8_t volume[16], const struct segfil
 
 bool segfile_was_flushed(const struct segfile *s)
 {
-    return s->slot_seq > 0;
+    return s->claim_len > 0;
 }
 
 /* ---- stat, list, set aside ---- */

@@ -6,6 +6,9 @@
  * entry where it was when it was replaced, and a third topic's manifest may still be the one that names
  * it. What can be asked for each entry is asked first; what is left is looked up in one walk through all
  * marks, so that a long queue costs no more than a long list of marks.
+ *
+ * And not before the records that say so are durable: a loss of power could take them back, and leave a file without
+ * its bytes.
  */
 #include "fs/tier/internal.h"
 
@@ -18,6 +21,8 @@ enum { MARKS_LOOKED_MAX = 200000 }; /* with more of them nothing is deleted for 
 
 struct delete_job {
     struct tier *t;
+    struct kv_waiter waiter;
+    struct task task;
     struct store_call call;
     int64_t now_ns;
     unsigned n;
@@ -141,6 +146,15 @@ static int drop_owed(struct delete_job *j)
 
 /* ---- the request ---- */
 
+static void delete_end(struct delete_job *j)
+{
+    struct tier *t = j->t;
+    t->delete_job = NULL;
+    t->jobs--;
+    free(j);
+    tier_kick(t);
+}
+
 static void deleted(struct store_call *call)
 {
     struct delete_job *j = container_of(call, struct delete_job, call);
@@ -161,10 +175,26 @@ static void deleted(struct store_call *call)
         t->delete_retry_ns = clock_mono_ns() + 10 * NS_PER_SEC;
     }
     obj_req_done(&call->req);
-    t->delete_job = NULL;
-    t->jobs--;
-    free(j);
-    tier_kick(t);
+    delete_end(j);
+}
+
+static void run_send(struct task *task)
+{
+    struct delete_job *j = container_of(task, struct delete_job, task);
+    if (j->n) {
+        call_submit(j->t, &j->call);
+        return;
+    }
+    j->t->delete_retry_ns = clock_mono_ns() + 10 * NS_PER_SEC;
+    delete_end(j);
+}
+
+static void on_durable(struct kv_waiter *w, int err)
+{
+    struct delete_job *j = container_of(w, struct delete_job, waiter);
+    if (err < 0)
+        j->n = 0; /* nothing is certain */
+    exec_submit(j->t->actor, &j->task);
 }
 
 void delete_tick(struct tier *t)
@@ -194,5 +224,7 @@ void delete_tick(struct tier *t)
         .keys_n = j->n,
         .deadline_ns = clock_mono_ns() + 60 * NS_PER_SEC,
     };
-    call_submit(t, &j->call);
+    j->task.run = run_send;
+    j->waiter.done = on_durable;
+    kv_sync_async(t->v->kv, kv_seq(t->v->kv), &j->waiter);
 }

@@ -271,8 +271,12 @@ class Run:
         return [x for m in self.memories for x in memory.judge(w.mnt, m, False)]
 
     def keep(self, n):
-        """For whoever wants to know what happened: the end of the log."""
+        """For whoever wants to know what happened: the end of the log, what it says of the inodes; with
+        POWER_KEEP=DIR everything."""
         note("log: " + self.world.log_tail(12).replace("\n", "\n        "))
+        for ino in re.findall(r"\(inode ([0-9a-f]+)\)", "\n".join(self.wrong[-3:])):
+            of_it = re.compile(f"0*{ino}\\b|\\b{int(ino, 16)}\\b")
+            note(f"of {ino}: " + "\n        ".join(x for x in self.world.log_text().splitlines() if of_it.search(x)))
         if self.world.alive():
             for name in re.findall(r": (\S+) \(inode", "\n".join(self.wrong[-3:])):
                 note(self.world.tool("status", self.world.path(name)).stdout.strip())
@@ -280,8 +284,10 @@ class Run:
             for m in self.memories:
                 note(f"asked again: {memory.judge(self.world.mnt, m, True)}")
         if os.environ.get("POWER_KEEP"):
-            note(f"kept as it is: {self.world.w} {self.rig.w}; end with enter")
-            input()
+            to = os.path.join(os.environ["POWER_KEEP"], f"{self.fstype}-{self.profile}-{self.seed}-{n}")
+            for at, path in enumerate([self.world.w, *self.rig.dirs]):
+                subprocess.run(["cp", "-a", "--one-file-system", path, f"{to}.{at}"], check=False)
+            note(f"kept: {to}.*")
 
 
 def main():

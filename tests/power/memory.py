@@ -145,7 +145,8 @@ class Any:
             was = size
             if kind[-1] == "t":
                 size = off
-                zeros.append((min(off, was), 1 << 40))
+                if off > was:
+                    zeros.append((was, off))
             elif kind[-1] == "z":
                 zeros.append((off, off + what))
             else:

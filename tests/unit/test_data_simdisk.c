@@ -239,6 +239,117 @@ Test(data_broker, a_hole_that_is_punched_to_the_end_keeps_the_size)
     }
 }
 
+/* The end of a file rests on segments that were flushed, and behind a hole; then somebody writes into the hole, and
+ * cuts the file there. What holds the end from now on was never flushed. */
+Test(data_broker, a_cut_back_to_what_was_never_flushed_keeps_the_length)
+{
+    for (unsigned n = 0; n < 20; n++) { /* the disk keeps by chance */
+        char name[16];
+        snprintf(name, sizeof name, "f%u", n);
+        uint64_t f = small_create(ROOT_INO, name, S_IFREG), hole = 256 * KiB;
+        struct inode *i;
+        cr_assert_eq(inode_get(W.v->ns, f, &i), 0); /* a program has it open */
+        small_write(f, hole, 200 * KiB, 1);
+        cr_assert_eq(small_fsync(f), 0);
+        small_write(f, 100 * KiB, 100, 2);
+        cr_assert_eq(small_truncate(f, 60 * KiB), 0);
+        cr_assert_eq(kv_sync(W.v->kv, kv_seq(W.v->kv)), 0); /* records outlive the power */
+        small_crash(true);
+        small_open();
+        uint64_t size = small_size(f);
+        cr_assert(size >= 60 * KiB && size <= hole + 200 * KiB, "%llu", (unsigned long long)size);
+    }
+}
+
+enum { AS_WRITTEN, SEALED, REMOTE, WAYS };
+
+static void file_of_600_kib(uint64_t f, unsigned way)
+{
+    small_write(f, 0, 600 * KiB, 1);
+    if (way != AS_WRITTEN)
+        cr_assert_eq(small_command(way == REMOTE ? TIER_EVICT : TIER_SEAL, f), 0);
+    cr_assert_eq(small_fsync(f), 0);
+    if (way == SEALED)
+        small_write(f, 100, 100, 1); /* the first segment is open again */
+}
+
+/* The operation ends at each of its calls to the disk, each time with a file of its own. `judge` says what may be there
+ * then. */
+static void end_anywhere(bool power, void (*op)(uint64_t f), void (*judge)(uint64_t f, unsigned n))
+{
+    for (unsigned way = 0; way < WAYS; way++) {
+        bool frozen = true;
+        for (unsigned n = 1; frozen; n++) {
+            char name[16];
+            snprintf(name, sizeof name, "f%d.%u.%u", power, way, n);
+            uint64_t f = small_create(ROOT_INO, name, S_IFREG);
+            file_of_600_kib(f, way);
+            simdisk_freeze(W.disk, n);
+            op(f);
+            if (!simdisk_frozen(W.disk)) {
+                (void)kv_sync(W.v->kv, kv_seq(W.v->kv));
+                frozen = simdisk_frozen(W.disk);
+            }
+            small_crash(power);
+            small_open();
+            judge(f, n);
+            cr_assert_lt(n, 1000);
+        }
+    }
+}
+
+static void cut_it(uint64_t f)
+{
+    (void)small_truncate(f, 60 * KiB);
+}
+
+static void is_a_prefix(uint64_t f, unsigned n)
+{
+    uint64_t size = small_size(f);
+    cr_assert(size >= 60 * KiB && size <= 600 * KiB, "%u: %llu", n, (unsigned long long)size);
+    small_check(f, 0, size, 1);
+    /* Nothing lies hidden behind the end. */
+    uint8_t got[4096], zeros[4096] = {0};
+    cr_assert_eq(small_truncate(f, 700 * KiB), 0);
+    for (uint64_t at = size; at + sizeof got <= 700 * KiB; at += sizeof got) {
+        cr_assert_eq(small_read(f, at, got, sizeof got), (int64_t)sizeof got);
+        cr_assert_eq(memcmp(got, zeros, sizeof got), 0, "%u: at %llu", n, (unsigned long long)at);
+    }
+}
+
+Test(data_broker, a_cut_that_a_kill_ends_leaves_a_prefix)
+{
+    end_anywhere(false, cut_it, is_a_prefix);
+}
+
+Test(data_broker, a_cut_that_a_loss_of_power_ends_leaves_a_prefix)
+{
+    end_anywhere(true, cut_it, is_a_prefix);
+}
+
+static void punch_the_end(uint64_t f)
+{
+    struct inode *i;
+    uint64_t blocked;
+    if (inode_get(W.v->ns, f, &i) < 0)
+        return;
+    (void)data_fallocate(W.v->data, i, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 200 * KiB,
+                         500 * KiB, &blocked);
+    inode_put(W.v->ns, i);
+}
+
+static void has_its_size(uint64_t f, unsigned n)
+{
+    cr_assert_eq(small_size(f), 600 * KiB, "%u: %llu", n, (unsigned long long)small_size(f));
+    small_check(f, 0, 200 * KiB, 1);
+}
+
+Test(data_broker, a_hole_to_the_end_keeps_the_size_whatever_ends_it)
+{
+    end_anywhere(false, punch_the_end, has_its_size);
+    end_anywhere(true, punch_the_end, has_its_size);
+}
+
 /* The first segment was full when the daemon was killed, and nobody has opened it since. Then the second is
  * written to and flushed: by the background, by going out of memory, or by a stop that does not end. */
 static void flush_after_a_kill(bool in_memory, void (*flush)(void))

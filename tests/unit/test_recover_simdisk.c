@@ -1,6 +1,7 @@
 /* What is left of files after the daemon was killed or the machine lost its power, and after flushes and calls that
  * failed: a prefix of what was written, no less than what was acknowledged, and no zeros that nobody wrote. Each
  * test opens its world itself. */
+#include "fs/seg/seg_int.h"
 #include "tests/unit/small_world.h"
 
 TestSuite(recover, .timeout = 240);
@@ -141,6 +142,53 @@ Test(recover, the_seal_of_an_empty_segment_tells_no_size_of_unflushed_bytes)
     cr_assert(small_size(f) >= 1000 && small_size(f) < 6000, "else nothing was lost");
     small_check(f, 0, small_size(f), 1);
     small_free();
+}
+
+/* All of a segment's device file reaches the medium, unasked. */
+static void kernel_writes(uint64_t f, uint64_t base)
+{
+    char path[8 + SEG_PATH_BYTES] = "/dev0/";
+    seg_path(f, base, small_seg(f, base).file_version, path + strlen(path));
+    int fd = io_open(AT_FDCWD, path, O_RDWR, 0);
+    cr_assert_geq(fd, 0, "%s", path);
+    cr_assert_eq(io_sync(fd, false), 0);
+    io_close(fd);
+}
+
+/* A loss of power leaves a segment that begins behind the end of the file, and empty. Then somebody writes up to there and
+ * on, and the power is lost again: what lies before it is gone, and it is there by itself, without a flush. */
+Test(recover, what_is_written_into_an_empty_segment_goes_with_what_was_lost_before_it)
+{
+    unsigned tries = 0;
+    for (unsigned seed = 1; seed <= 40; seed++) {
+        small_make(true);
+        W.conf.flush_interval = 3600 * 1000;
+        W.conf.segment_bytes = 1 * MiB; /* none of them is full, which would flush it */
+        small_open();
+        W.crashes = seed;
+        uint64_t f = small_create(ROOT_INO, "f", S_IFREG), start = 100 * KiB, next = 512 * KiB;
+        struct inode *i;
+        struct seg_rec rec;
+        cr_assert_eq(inode_get(W.v->ns, f, &i), 0);
+        small_write(f, 0, start, 1);
+        cr_assert_eq(small_fsync(f), 0);
+        small_write(f, next, 4096, 1);
+        cr_assert_eq(kv_sync(W.v->kv, kv_seq(W.v->kv)), 0); /* records outlive the power */
+        small_crash(true);
+        small_open();
+        cr_assert_eq(inode_get(W.v->ns, f, &i), 0);
+        if (small_size(f) == start && seg_get(W.v->kv, f, next, &rec) == 0) {
+            tries++;
+            small_write(f, start, 900 * KiB, 1);
+            kernel_writes(f, next);
+            cr_assert_eq(kv_sync(W.v->kv, kv_seq(W.v->kv)), 0);
+            small_crash(true);
+            small_open();
+            small_check(f, 0, small_size(f), 1);
+        }
+        small_free();
+    }
+    cr_assert_gt(tries, 0, "no segment was left empty: this proves nothing");
 }
 
 Test(recover, a_hole_at_the_end_that_was_flushed_stays_when_something_is_written_behind_it)
