@@ -572,6 +572,36 @@ Test(tier, a_file_removed_during_its_upload_leaves_no_object)
     cr_assert_eq(small_rows('S'), 0);
 }
 
+/* A loss of power could take the record back that says the object is not needed. */
+Test(tier_broker, nothing_is_deleted_before_that_is_durable)
+{
+    uint64_t f = small_create(ROOT_INO, "f", S_IFREG);
+    int64_t next;
+    unsigned quiet = 0;
+    W.conf.delete_delay = 0;
+    small_write(f, 0, 100 * KiB, 1);
+    cr_assert_eq(small_command(TIER_UPLOAD, f), 0);
+    small_settle();
+    small_write(f, 0, 100, 2);
+    seal(f);
+    uint32_t version = small_seg(f, 0).version;
+    while (quiet < 100) { /* the journal is flushed only while the new object is not committed */
+        while (exec_step(W.v->pool) || exec_step(W.v->store_pool) || exec_step(W.v->tier->actor) ||
+               timers_step(W.v->timers, &next) || mem_step(W.v->store))
+            ;
+        struct seg_rec rec = small_seg(f, 0);
+        if (rec.state == SEG_COMMITTED && rec.object.version >= version)
+            quiet++;
+        else if (!kv_step(W.v->kv))
+            (void)exec_step(W.v->tier->blocking);
+        clock_virtual_advance(100 * NS_PER_MS);
+    }
+    cr_assert_eq(small_rows('D'), 1);
+    cr_assert_eq(small_objects("segments/"), 2, "that it was replaced is not durable");
+    small_settle();
+    cr_assert_eq(small_objects("segments/"), 1);
+}
+
 Test(tier, a_command_does_not_wait_for_an_open_file_without_a_name)
 {
     uint64_t f = small_create(ROOT_INO, "f", S_IFREG);
