@@ -64,7 +64,8 @@ static void unlist(struct inode *i, struct openseg *o)
 
 /* Applies a change of segments together with the inode's record, which says how far the file reaches after it.
  * `gone`: the open segment that this takes away, or NULL. */
-static int apply_with_size(struct data *d, struct inode *i, struct openseg *gone, struct kv_batch *b)
+static int apply_with_size(struct data *d, struct inode *i, struct openseg *gone,
+                           struct kv_batch *b)
 {
     LOCK_SCOPE(&i->mu);
     if (gone)
