@@ -107,8 +107,8 @@ static void shrinking(struct inode *i, bool on, uint64_t reach)
 
 /* Removes every segment that begins at or behind `from`, from the end. inode.io held (or the inode is unreachable).
  * Batches of one segment each: a crash in between leaves a shorter file, which is a prefix. So each of them says how
- * far the file still reaches; where an open segment holds its end (it begins at `last`), that tells its length itself.
- * UINT64_MAX: there is none. `sized` false: nobody will ask. */
+ * far the file still reaches: to what begins there, and with the last one, when the segment at `last` is before it, to
+ * `from`, where that is cut next. UINT64_MAX: none is. `sized` false: nobody will ask. */
 static int drop_from(struct data *d, struct inode *i, uint64_t from, uint64_t topic, uint64_t last,
                      bool sized)
 {
@@ -120,7 +120,7 @@ static int drop_from(struct data *d, struct inode *i, uint64_t from, uint64_t to
             return 0;
         if (r == 0 && sized) {
             r = base ? seg_before(d->v->kv, i->ino, base - 1, &before, &other) : -ENOENT;
-            shrinking(i, true, r == 0 && before == last ? last : base);
+            shrinking(i, true, r == 0 && before == last ? from : base);
             r = r == -ENOENT ? 0 : r;
         }
         if (r == 0)
@@ -236,18 +236,18 @@ static void show_rest(struct data *d, struct inode *i, uint64_t size, uint64_t w
     atomic_store(&i->size, max_u64(size, min_u64(was, last.end)));
 }
 
-/* What is behind the segment at `base`, which is open, has been dropped. From now on that alone tells where the file
- * ends; what says more must not come back with a loss of power that keeps the cut: zeros would lie between. */
-static int leave_end_to(struct data *d, struct inode *i, uint64_t base, bool dropped)
+/* An open segment is about to be cut at `size`, and what was behind it has been dropped. What says that the file is longer
+ * must not come back with a loss of power that keeps the cut: zeros would lie between. */
+static int tell_end(struct data *d, struct inode *i, uint64_t size, bool dropped)
 {
     lock_acquire(&i->mu);
-    bool told = i->rec.size > base;
+    bool told = i->rec.size > size;
     lock_release(&i->mu);
     int r = 0;
     if (told) {
         struct kv_batch b;
         kv_batch_init(&b);
-        shrinking(i, true, base);
+        shrinking(i, true, size);
         r = apply_with_size(d, i, NULL, &b);
         kv_batch_done(&b);
     }
@@ -270,7 +270,7 @@ static int shrink(struct data *d, struct inode *i, uint64_t size, bool drops)
     shrinking(i, true, size);
     r = drop_from(d, i, size, topic, cut == 0 && s.o ? s.base : UINT64_MAX, true);
     if (r == 0 && cut == 0 && s.o)
-        r = leave_end_to(d, i, s.base, drops);
+        r = tell_end(d, i, size, drops);
     shrinking(i, false, 0);
     if (cut == 0) {
         if (r == 0)
