@@ -353,6 +353,35 @@ Test(data_broker, a_hole_to_the_end_keeps_the_size_whatever_ends_it)
     end_anywhere(true, punch_the_end, has_its_size);
 }
 
+static void zero_the_middle(uint64_t f)
+{
+    struct inode *i;
+    uint64_t blocked;
+    if (inode_get(W.v->ns, f, &i) < 0)
+        return;
+    (void)data_fallocate(W.v->data, i, FALLOC_FL_ZERO_RANGE, 200 * KiB, 350 * KiB, &blocked);
+    inode_put(W.v->ns, i);
+}
+
+static void is_as_it_was_around(uint64_t f, unsigned n)
+{
+    has_its_size(f, n);
+    small_check(f, 550 * KiB, 50 * KiB, 1);
+    uint8_t *got = malloc(350 * KiB), *want = malloc(350 * KiB);
+    cr_assert_eq(small_read(f, 200 * KiB, got, 350 * KiB), 350 * (int64_t)KiB);
+    small_fill(want, f, 200 * KiB, 350 * KiB, 1);
+    for (size_t k = 0; k < 350 * KiB; k++)
+        cr_assert(got[k] == 0 || got[k] == want[k], "%u: at %zu", n, k);
+    free(got);
+    free(want);
+}
+
+Test(data_broker, zeros_in_the_middle_change_nothing_else_whatever_ends_it)
+{
+    end_anywhere(false, zero_the_middle, is_as_it_was_around);
+    end_anywhere(true, zero_the_middle, is_as_it_was_around);
+}
+
 /* The first segment was full when the daemon was killed, and nobody has opened it since. Then the second is
  * written to and flushed: by the background, by going out of memory, or by a stop that does not end. */
 static void flush_after_a_kill(bool in_memory, void (*flush)(void))
