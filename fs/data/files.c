@@ -5,13 +5,14 @@
  * small and fill faster than they are sealed. So:
  *
  *   open files      what happens
- *   <= files_soft   nothing
- *   >  files_soft   a task on the device pool flushes and closes those that were used longest ago. A command's
+ *   <= most / 2     nothing
+ *   >  most / 2     a task on the device pool flushes and closes those that were used longest ago. A command's
  *                   seal, and a read of a segment whose file is closed, open none
- *   >= files_full   a write opens none: -EAGAIN. It goes on from the device pool (fs/daemon/ops_wait.c), and
+ *   >= most         a write opens none: -EAGAIN. It goes on from the device pool (fs/daemon/ops_wait.c), and
  *                   helps to close some there first. So who begins files is as quick as the device flushes them
  *
- * This bounds what a stop has to flush, too. A file that is being sealed is closed by the end of its seal; one
+ * `most` is what the process may have, and no more than are flushed in FLUSH_NS, as flushes went lately: a stop has to
+ * flush them all, one after another where they are of one file, and is to end in 10 s. A file that is being sealed is closed by the end of its seal; one
  * whose flush failed stays open, since it alone knows of that. If all are of that kind (`stuck_ns`), writes go on
  * until the process has no descriptors left.
  *
@@ -21,24 +22,36 @@
 #include "fs/base/clock.h"
 #include "fs/base/io.h"
 
-enum { BATCH = 32, LOOKS_MAX = 4096 };
+enum { BATCH = 32, LOOKS_MAX = 4096, LEAST = 256 };
+#define FLUSH_NS (4 * NS_PER_SEC)
 
 void files_init(struct data *d)
 {
     /* A quarter is for reading (segfd.c), the rest for connections and the state. */
-    d->files_full = (unsigned)min_u64(OPEN_FILES_MAX, io_files_max() / 2);
-    d->files_soft = d->files_full / 2;
+    d->files_max = (unsigned)min_u64(OPEN_FILES_MAX, io_files_max() / 2);
+}
+
+void files_flushed(struct data *d, int64_t ns)
+{
+    int64_t was = atomic_load(&d->flush_ns);
+    atomic_store(&d->flush_ns, was + (ns - was) / 64); /* of two at once, one is forgotten */
+}
+
+static unsigned most(struct data *d)
+{
+    int64_t ns = atomic_load(&d->flush_ns);
+    uint64_t in_time = ns > 0 ? (uint64_t)(FLUSH_NS / ns) : UINT64_MAX;
+    return (unsigned)min_u64(d->files_max, max_u64(in_time, LEAST));
 }
 
 bool files_many(struct data *d)
 {
-    return atomic_load(&d->open_files) > d->files_soft;
+    return atomic_load(&d->open_files) > most(d) / 2;
 }
 
 bool files_full(struct data *d)
 {
-    return atomic_load(&d->open_files) >= d->files_full &&
-           clock_mono_ns() >= atomic_load(&d->stuck_ns);
+    return atomic_load(&d->open_files) >= most(d) && clock_mono_ns() >= atomic_load(&d->stuck_ns);
 }
 
 /* ---- closing ---- */
@@ -136,7 +149,7 @@ void files_make_room(struct data *d)
 void files_run_trim(struct task *t)
 {
     struct data *d = container_of(t, struct data, trim);
-    bool full = atomic_load(&d->open_files) >= d->files_full;
+    bool full = atomic_load(&d->open_files) >= most(d);
     if (files_close_some(d, full) && files_many(d) && !atomic_load(&d->stopping))
         exec_submit(d->v->pool, &d->trim);
     else

@@ -71,7 +71,11 @@ int openseg_sync(struct openseg *o)
 {
     /* Bytes that arrive from here on make it dirty again. */
     atomic_store(&o->dirty_ns, 0);
+    bool synced = segfile_synced(o->sf);
+    int64_t began = clock_mono_ns();
     int r = segfile_sync(o->sf);
+    if (!synced)
+        files_flushed(o->d, clock_mono_ns() - began);
     if (r < 0) {
         atomic_store(&o->dirty_ns, clock_mono_ns());
         atomic_store(&o->d->unflushed, true);

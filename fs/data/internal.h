@@ -24,7 +24,7 @@
 #include "fs/seg/segfile.h"
 
 enum {
-    OPEN_FILES_MAX = 8192, /* device files open for appending: files.c */
+    OPEN_FILES_MAX = 4096, /* device files open for appending: files.c */
     WRITE_BEHIND_BYTES = 16 * 1024 * 1024
 };
 
@@ -95,7 +95,8 @@ struct data {
     unsigned all_n;  /* how many */
     struct list making; /* of struct data_making */
     _Atomic unsigned open_files; /* for appending */
-    unsigned files_soft, files_full;
+    unsigned files_max;
+    _Atomic int64_t flush_ns;    /* what a flush took lately */
     unsigned fruitless;          /* looked at in vain since one could be closed; mu */
     _Atomic int64_t stuck_ns;    /* until then nobody waits for a file to be closed */
     struct task trim;
@@ -177,6 +178,7 @@ bool files_full(struct data *d);
 unsigned files_close_some(struct data *d, bool urgent);
 /* Before something that may open one for writing, on the device pool: closes some when so many are open. */
 void files_make_room(struct data *d);
+void files_flushed(struct data *d, int64_t ns); /* a flush took so long */
 void files_run_trim(struct task *t); /* of data.trim; device pool */
 
 /* ---- seal.c ---- */
