@@ -17,7 +17,7 @@ static void broker(void)
 }
 
 TestSuite(data_topics, .init = topics, .fini = small_free, .timeout = 120);
-TestSuite(data_broker, .init = broker, .fini = small_free, .timeout = 120);
+TestSuite(data_broker, .init = broker, .fini = small_free, .timeout = 240);
 TestSuite(data_closed, .timeout = 240); /* opens its world itself */
 
 static bool remote(uint64_t ino, uint64_t base)
@@ -370,8 +370,10 @@ static void is_as_it_was_around(uint64_t f, unsigned n)
     uint8_t *got = malloc(350 * KiB), *want = malloc(350 * KiB);
     cr_assert_eq(small_read(f, 200 * KiB, got, 350 * KiB), 350 * (int64_t)KiB);
     small_fill(want, f, 200 * KiB, 350 * KiB, 1);
-    for (size_t k = 0; k < 350 * KiB; k++)
-        cr_assert(got[k] == 0 || got[k] == want[k], "%u: at %zu", n, k);
+    size_t k = 0;
+    while (k < 350 * KiB && (got[k] == 0 || got[k] == want[k]))
+        k++;
+    cr_assert_eq(k, 350 * KiB, "%u: at %zu", n, k);
     free(got);
     free(want);
 }
