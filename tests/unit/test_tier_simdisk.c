@@ -572,6 +572,22 @@ Test(tier, a_file_removed_during_its_upload_leaves_no_object)
     cr_assert_eq(small_rows('S'), 0);
 }
 
+/* What is older goes its way; a younger segment of the same file takes more. */
+Test(tier_broker, by_age_just_the_old_segments_of_a_file_are_sealed)
+{
+    uint64_t f = small_create(ROOT_INO, "f", S_IFREG);
+    int64_t age = (int64_t)W.conf.seal_age * NS_PER_MS;
+    small_write(f, 0, 4096, 1);
+    small_run(age * 3 / 4);
+    small_write(f, 1 * MiB, 4096, 1);
+    cr_assert_eq(small_seg(f, 0).state, SEG_OPEN);
+    small_run(age / 2);
+    cr_assert_neq(small_seg(f, 0).state, SEG_OPEN);
+    cr_assert_eq(small_seg(f, 1 * MiB).state, SEG_OPEN);
+    small_run(age / 2);
+    cr_assert_neq(small_seg(f, 1 * MiB).state, SEG_OPEN);
+}
+
 /* A loss of power could take the record back that says the object is not needed. */
 Test(tier_broker, nothing_is_deleted_before_that_is_durable)
 {
