@@ -6,15 +6,15 @@
  *
  *   open files      what happens
  *   <= most / 2     nothing
- *   >  most / 2     a task on the device pool flushes and closes those that were used longest ago. A command's
- *                   seal, and a read of a segment whose file is closed, open none
+ *   >  most / 2     a task on the device pool flushes and closes those that were used longest ago. A read of
+ *                   a segment whose file is closed opens none; a seal does only while few are under way
  *   >= most         a write opens none: -EAGAIN. It goes on from the device pool (fs/daemon/ops_wait.c), and
  *                   helps to close some there first. So who begins files is as quick as the device flushes them
  *
- * `most` is what the process may have, and no more than are flushed in FLUSH_NS, as flushes went lately: a stop has to
- * flush them all, one after another where they are of one file, and is to end in 10 s. A file that is being sealed is closed by the end of its seal; one
- * whose flush failed stays open, since it alone knows of that. If all are of that kind (`stuck_ns`), writes go on
- * until the process has no descriptors left.
+ * `most` is half of what the process may have, and no more than are flushed in FLUSH_NS, as flushes went lately: a
+ * stop has to flush them all, one after another where they are of one file, and is to end in 10 s. A file that is
+ * being sealed is closed by the end of its seal; one whose flush failed stays open, since it alone knows of that. If
+ * all are of that kind (`stuck_ns`), writes go on until the process has no descriptors left.
  *
  * Lock: data.mu, over the list of open segments and over choosing among them. Opened and closed under inode.io. */
 #include "fs/data/internal.h"
@@ -23,7 +23,7 @@
 #include "fs/base/io.h"
 
 enum { BATCH = 32, LOOKS_MAX = 4096, LEAST = 256 };
-#define FLUSH_NS (4 * NS_PER_SEC)
+#define FLUSH_NS (2 * NS_PER_SEC) /* a busy disk may take several times as long */
 
 void files_init(struct data *d)
 {

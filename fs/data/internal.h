@@ -24,7 +24,8 @@
 #include "fs/seg/segfile.h"
 
 enum {
-    OPEN_FILES_MAX = 4096, /* device files open for appending: files.c */
+    OPEN_FILES_MAX = 16384,/* device files open for appending: files.c */
+    SEALS_WHEN_MANY = 64,
     WRITE_BEHIND_BYTES = 16 * 1024 * 1024
 };
 
@@ -97,6 +98,7 @@ struct data {
     _Atomic unsigned open_files; /* for appending */
     unsigned files_max;
     _Atomic int64_t flush_ns;    /* what a flush took lately */
+    _Atomic unsigned seals;      /* under way or waiting for their turn */
     unsigned fruitless;          /* looked at in vain since one could be closed; mu */
     _Atomic int64_t stuck_ns;    /* until then nobody waits for a file to be closed */
     struct task trim;

@@ -59,18 +59,27 @@ static bool passes(const struct openseg *o, const struct openseg *failed)
     return failed->failed && !o->d->v->topics_profile;
 }
 
+/* Lets go of what openseg_seal_submit took. No lock held. */
+static void seal_over(struct openseg *o, struct inode *i)
+{
+    struct data *d = o->d;
+    atomic_fetch_sub(&d->seals, 1);
+    openseg_unref(o);
+    inode_put(d->v->ns, i);
+}
+
 void openseg_seal_submit(struct openseg *o, struct inode *i)
 {
     assert(o->sealing);
     inode_pin(o->d->v->ns, i);
     o->i = i;
     openseg_ref(o);
+    atomic_fetch_add(&o->d->seals, 1);
     /* In order of the file: a sealed segment behind one that a loss of power cuts would be a hole. */
     lock_acquire(&i->mu);
     if (atomic_load(&o->d->stopping)) { /* asked for under the lock: see seals_put_off */
         lock_release(&i->mu);
-        openseg_unref(o);
-        inode_put(o->d->v->ns, i);
+        seal_over(o, i);
         return;
     }
     bool gone = list_empty(&o->link); /* cut away since it was full: it waits for nobody */
@@ -152,8 +161,7 @@ static void seal_failed(struct openseg *o, int r)
         lock_release(&i->io);
         if (!back)
             break;
-        openseg_unref(back);
-        inode_put(d->v->ns, i);
+        seal_over(back, i);
     }
 }
 
@@ -230,7 +238,7 @@ uint64_t data_stored_size(void *ctx, struct inode *i)
 }
 
 /* The volume is being stopped: what waits stays open, flushed, and is sealed by the next mount. */
-static void seals_put_off(struct data *d, struct inode *i)
+static void seals_put_off(struct inode *i)
 {
     for (;;) {
         struct openseg *waiting = NULL;
@@ -247,8 +255,7 @@ static void seals_put_off(struct data *d, struct inode *i)
         lock_release(&i->mu);
         if (!waiting)
             break;
-        openseg_unref(waiting);
-        inode_put(d->v->ns, i);
+        seal_over(waiting, i);
     }
     seal_waits_wake(i);
 }
@@ -259,9 +266,8 @@ void openseg_run_seal(struct task *t)
     struct data *d = o->d;
     struct inode *i = o->i;
     if (atomic_load(&d->stopping)) {
-        seals_put_off(d, i);
-        openseg_unref(o);
-        inode_put(d->v->ns, i);
+        seals_put_off(i);
+        seal_over(o, i);
         return;
     }
     uint64_t *hashes = NULL;
@@ -308,8 +314,7 @@ void openseg_run_seal(struct task *t)
         if (!gone)
             openseg_unref(o); /* the list's */
     }
-    openseg_unref(o);
-    inode_put(d->v->ns, i);
+    seal_over(o, i);
     data_kick(d);
 }
 
@@ -341,7 +346,8 @@ int data_seal_upto(struct data *d, struct inode *i, uint64_t base)
         lock_release(&i->mu);
         if (!o)
             break;
-        r = !o->sf && files_many(d) ? -EAGAIN : openseg_file_locked(o, i);
+        bool later = !o->sf && files_many(d) && atomic_load(&d->seals) >= SEALS_WHEN_MANY;
+        r = later ? -EAGAIN : openseg_file_locked(o, i);
         if (r == 0) {
             openseg_seal_locked(o, i);
             closed++;
