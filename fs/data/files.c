@@ -25,8 +25,16 @@
 enum { BATCH = 32, LOOKS_MAX = 4096, LEAST = 256 };
 #define FLUSH_NS (2 * NS_PER_SEC) /* a busy disk may take several times as long */
 
+static double gauge_open(void *arg)
+{
+    struct data *d = arg;
+    return (double)atomic_load(&d->open_files);
+}
+
 void files_init(struct data *d)
 {
+    stats_gauge(d->v->stats, "device_files_open", "", "device files open for appending",
+                gauge_open, d);
     /* A quarter is for reading (segfd.c), the rest for connections and the state. */
     d->files_max = (unsigned)min_u64(OPEN_FILES_MAX, io_files_max() / 2);
 }

@@ -58,6 +58,7 @@ for profile in topics broker; do
     start_fs "${OPTIONS[@]}"
     fill $profile
     check "no more descriptors than a process may have, with some to spare" test "$(daemon_fds)" -lt 700
+    check "and that is shown" test "$(stat_of device_files_open)" -le 464
     compare $profile
     if [ $profile = broker ]; then
         stretches written
