@@ -33,8 +33,8 @@ static double gauge_open(void *arg)
 
 void files_init(struct data *d)
 {
-    stats_gauge(d->v->stats, "device_files_open", "", "device files open for appending",
-                gauge_open, d);
+    stats_gauge(d->v->stats, "device_files_open", "", "device files open for appending", gauge_open,
+                d);
     /* A quarter is for reading (segfd.c), the rest for connections and the state. */
     d->files_max = (unsigned)min_u64(OPEN_FILES_MAX, io_files_max() / 2);
 }
