@@ -133,6 +133,7 @@ class Model:
         self.history = []
         self.trace = None
         self.count = {}
+        self.replaced = False
         self.ops = [
             (30, self.op_write), (14, self.op_read), (8, self.op_truncate), (8, self.op_map),
             (6, self.op_punch), (3, self.op_zero), (3, self.op_allocate), (8, self.op_open),
@@ -458,8 +459,10 @@ class Model:
         self.count[how.name] = self.count.get(how.name, 0) + 1
         after = self.identities()
         # After a kill the time of an open segment is that of its device file, which the flush of a proof
-        # moves; a time set by hand must be there exactly, and is far away from that.
-        slack = 5_000_000_000 if how == signal.SIGKILL else 0
+        # moves; a time set by hand must be there exactly, and is far away from that. The kernel may show the
+        # time that a daemon told which was replaced since.
+        slack = 5_000_000_000 if how == signal.SIGKILL or self.replaced else 0
+        self.replaced = False
         for path, was in before.items():
             now = after.get(path, (0, 0))
             if now[0] != was[0] or abs(now[1] - was[1]) > slack:
@@ -470,6 +473,7 @@ class Model:
         """The daemon dies under the mount; open files and mappings go on with the next one."""
         if self.mount.kill_daemon():
             self.note("daemon killed under the mount")
+            self.replaced = True
             self.count["replaced"] = self.count.get("replaced", 0) + 1
 
     def identities(self):
