@@ -339,13 +339,13 @@ Test(tier, a_manifest_with_a_newer_epoch_fences_this_mount)
     r.nonce[0] ^= 1;
     r.epoch = W.v->tier->epoch + 1;
     put_root(&r);
-    unsigned puts = root_puts(f), objects = mem_count(W.look);
+    unsigned puts = root_puts(f);
     small_append(f, 300 * KiB, 1);
     cr_assert_lt(small_command(TIER_UPLOAD, f), 0, "the command ends with an error");
     small_run(60 * NS_PER_SEC);
     cr_assert(atomic_load(&W.v->tier->fenced));
     cr_assert_eq(root_puts(f), puts, "the newer manifest stays");
-    objects = mem_count(W.look);
+    unsigned objects = mem_count(W.look);
     small_append(f, 300 * KiB, 1);
     small_run(60 * NS_PER_SEC);
     cr_assert_eq(mem_count(W.look), objects, "nothing is uploaded or deleted any more");
