@@ -200,7 +200,8 @@ void data_find_orphans(struct data *d);
 #define DATA_SIZE_MAX ((uint64_t)INT64_MAX - SEGMENT_BYTES_MAX)
 
 /* Closes the open segments of a file for writing; sealing goes on in the background. How many it
- * closed, or -errno; -EAGAIN: so many device files are open that the rest has to wait. `upto`: only those up to the one at `base`, so that younger ones take more. */
+ * closed, or -errno; -EAGAIN: so many device files are open that the rest has to wait. `upto`: only those up
+ * to the one at `base`, so that younger ones take more. */
 int data_seal(struct data *d, struct inode *i);
 int data_seal_upto(struct data *d, struct inode *i, uint64_t base);
 

@@ -68,12 +68,17 @@ static int apply_with_size(struct data *d, struct inode *i, struct openseg *gone
                            struct kv_batch *b)
 {
     LOCK_SCOPE(&i->mu);
+    struct inode_rec was = i->rec;
     if (gone)
         gone->storing = true;
     inode_store_locked(d->v->ns, i, b);
     int r = kv_apply(d->v->kv, b, NULL, NULL);
     if (gone)
         gone->storing = false;
+    if (r < 0) {
+        i->rec = was; /* what is stored: the next record must not tell less */
+        i->rec_ahead = true;
+    }
     return r;
 }
 
@@ -225,15 +230,19 @@ int inode_changed(struct data *d, struct inode *i, const struct kv_origin *who)
     return r;
 }
 
-/* Shortening failed on the way: what is still there shows again. Left behind the end it would come to
- * light when the file is extended. */
+/* Shortening failed on the way: what is still there shows again, with the hole at the end that the record tells of. Left
+ * behind the end it would come to light when the file is extended. */
 static void show_rest(struct data *d, struct inode *i, uint64_t size, uint64_t was)
 {
     struct spot last;
-    if (spot_before(d, i, UINT64_MAX, &last) < 0)
-        return;
-    spot_done(&last);
-    atomic_store(&i->size, max_u64(size, min_u64(was, last.end)));
+    lock_acquire(&i->mu);
+    uint64_t end = i->rec.size;
+    lock_release(&i->mu);
+    if (spot_before(d, i, UINT64_MAX, &last) == 0) {
+        spot_done(&last);
+        end = max_u64(end, last.end);
+    }
+    atomic_store(&i->size, max_u64(size, min_u64(was, end)));
 }
 
 /* An open segment is about to be cut at `size`, and what was behind it has been dropped. What says that the file is longer

@@ -207,14 +207,41 @@ Test(data_broker, a_truncate_that_fails_hides_nothing_behind_the_end)
     small_check(f, 0, 600 * KiB, 1);
 }
 
-static void punch_hole(uint64_t f, uint64_t off, uint64_t len)
+/* Nothing was dropped yet: the hole at the end is still there. */
+Test(data_broker, a_truncate_that_fails_at_once_changes_nothing)
+{
+    uint64_t f = small_create(ROOT_INO, "f", S_IFREG);
+    struct inode *i;
+    cr_assert_eq(inode_get(W.v->ns, f, &i), 0); /* a program has it open */
+    small_write(f, 0, 100 * KiB, 1);
+    cr_assert_eq(small_truncate(f, 600 * KiB), 0);
+    cr_assert_eq(small_fsync(f), 0);
+    cr_assert(simdisk_fail(W.disk, SD_PWRITE, "journal", 1, 1000, EIO));
+    cr_assert_lt(small_truncate(f, 50 * KiB), 0);
+    cr_assert_eq(small_size(f), 600 * KiB, "%llu", (unsigned long long)small_size(f));
+    small_check(f, 0, 100 * KiB, 1);
+    simdisk_fail_none(W.disk);
+    small_crash(false);
+    small_open();
+    cr_assert_eq(small_size(f), 600 * KiB);
+    small_check(f, 0, 100 * KiB, 1);
+}
+
+static int change(uint64_t f, int mode, uint64_t off, uint64_t len)
 {
     struct inode *i;
     uint64_t blocked;
-    cr_assert_eq(inode_get(W.v->ns, f, &i), 0);
-    int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-    cr_assert_eq(data_fallocate(W.v->data, i, mode, off, len, &blocked), 0);
+    int r = inode_get(W.v->ns, f, &i);
+    if (r < 0)
+        return r;
+    r = data_fallocate(W.v->data, i, mode, off, len, &blocked);
     inode_put(W.v->ns, i);
+    return r;
+}
+
+static void punch_hole(uint64_t f, uint64_t off, uint64_t len)
+{
+    cr_assert_eq(change(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off, len), 0);
 }
 
 /* Whoever has the inode next, a new daemon or this one, knows where the hole ends. */
@@ -332,13 +359,7 @@ Test(data_broker, a_cut_that_a_loss_of_power_ends_leaves_a_prefix)
 
 static void punch_the_end(uint64_t f)
 {
-    struct inode *i;
-    uint64_t blocked;
-    if (inode_get(W.v->ns, f, &i) < 0)
-        return;
-    (void)data_fallocate(W.v->data, i, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 200 * KiB,
-                         500 * KiB, &blocked);
-    inode_put(W.v->ns, i);
+    (void)change(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 200 * KiB, 500 * KiB);
 }
 
 static void has_its_size(uint64_t f, unsigned n)
@@ -355,12 +376,7 @@ Test(data_broker, a_hole_to_the_end_keeps_the_size_whatever_ends_it)
 
 static void zero_the_middle(uint64_t f)
 {
-    struct inode *i;
-    uint64_t blocked;
-    if (inode_get(W.v->ns, f, &i) < 0)
-        return;
-    (void)data_fallocate(W.v->data, i, FALLOC_FL_ZERO_RANGE, 200 * KiB, 350 * KiB, &blocked);
-    inode_put(W.v->ns, i);
+    (void)change(f, FALLOC_FL_ZERO_RANGE, 200 * KiB, 350 * KiB);
 }
 
 static void is_as_it_was_around(uint64_t f, unsigned n)
