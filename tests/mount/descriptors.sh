@@ -41,17 +41,6 @@ for k in range(2000):
 '
 }
 
-stop_in_time() {
-    local began ms
-    began=$(date +%s%N)
-    check "it stops" timeout 20 "$SLUICEFS" umount "$MNT"
-    ms=$((($(date +%s%N) - began) / 1000000))
-    wait "$PID"
-    PID=
-    echo "stopped after $ms ms"
-    check "within 10 s" test $ms -lt 10000
-}
-
 ulimit -n 800 || skip "the limit of open files cannot be set"
 for profile in topics broker; do
     OPTIONS=(-o "profile=$profile" --set segment_bytes=64K --set mirror_below=0 --set seal_age=1h --set flush_interval=1h)
@@ -64,7 +53,7 @@ for profile in topics broker; do
         stretches written
         stretches read
     fi
-    stop_in_time
+    umount_in_time
     start_fs "${OPTIONS[@]}"
     compare $profile
     kill_fs
@@ -75,7 +64,7 @@ for profile in topics broker; do
     compare $profile
     [ $profile = topics ] || stretches read
     check "not many descriptors then, either" test "$(daemon_fds)" -lt 700
-    stop_in_time
+    umount_in_time
     rm -rf "$W/state" "$W/device" "$W/store"
     mkdir "$W/store"
 done

@@ -4,6 +4,7 @@
 #   SLUICEFS     the program under test
 #   start_fs [mount arguments...]   mounts in the foreground, waits until it answers; DEVICE: directory[=SIZE]
 #   stop_fs                         SIGTERM; must end by itself with exit code 0
+#   umount_in_time [WHAT]           by command, within 10 s: two checks
 #   kill_fs                         kill -9 and unmount, as after a crash
 #   check NAME COMMAND...           runs it; a failure is counted and shown
 #   ALLOW_LOG    pattern of warnings and errors that this test expects in the daemon's log
@@ -100,6 +101,17 @@ stop_fs() {
     wait_end
     is_mounted && fail "still mounted after the daemon ended"
     return 0
+}
+
+umount_in_time() {
+    local began ms
+    began=$(date +%s%N)
+    check "it stops${1:+, $1}" timeout 20 "$SLUICEFS" umount "$MNT"
+    ms=$((($(date +%s%N) - began) / 1000000))
+    wait "$PID"
+    PID=
+    echo "stopped after $ms ms"
+    check "within 10 s" test $ms -lt 10000
 }
 
 kill_fs() {

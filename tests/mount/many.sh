@@ -25,13 +25,7 @@ head -c 536870912 /dev/zero | tr '\0' 'k' >"$W/k"
 dd if="$W/k" of="$MNT/f" bs=1M status=none
 rm "$W/k"
 for round in 1 2 3; do
-    began=$(date +%s%N)
-    check "it stops, round $round" timeout 20 "$SLUICEFS" umount "$MNT"
-    ms=$((($(date +%s%N) - began) / 1000000))
-    wait "$PID"
-    PID=
-    echo "stopped after $ms ms"
-    check "within 10 s" test $ms -lt 10000
+    umount_in_time "round $round"
     start_fs "${OPTIONS[@]}"
     check "all of it is there" test "$(tr -d k <"$MNT/f" | wc -c) $(stat -c %s "$MNT/f")" = "0 536870912"
     check_py "and of the other" '

@@ -440,6 +440,18 @@ __attribute__((unused)) static int small_truncate(uint64_t ino, uint64_t size)
     return r;
 }
 
+__attribute__((unused)) static int small_fallocate(uint64_t f, int mode, uint64_t off, uint64_t len)
+{
+    struct inode *i;
+    uint64_t blocked;
+    int r = inode_get(W.v->ns, f, &i);
+    if (r < 0)
+        return r;
+    r = data_fallocate(W.v->data, i, mode, off, len, &blocked);
+    inode_put(W.v->ns, i);
+    return r;
+}
+
 static void small_sync_done(struct data_sync *s, int err)
 {
     s->err = err;
