@@ -13,8 +13,8 @@
  *
  * `most` is half of what the process may have, and no more than are flushed in FLUSH_NS, as flushes went lately: a
  * stop has to flush them all, one after another where they are of one file, and is to end in 10 s. A file that is
- * being sealed is closed by the end of its seal; one whose flush failed stays open, since it alone knows of that. If
- * all are of that kind (`stuck_ns`), writes go on until the process has no descriptors left.
+ * being sealed is closed by the end of its seal; one whose flush failed stays open: its note of that on the device
+ * may have failed, too. If all are of that kind (`stuck_ns`), writes go on until the process has no descriptors left.
  *
  * Lock: data.mu, over the list of open segments and over choosing among them. Opened and closed under inode.io. */
 #include "fs/data/internal.h"

@@ -484,7 +484,7 @@ static void small_cmd_done(struct tier_cmd *c, int err, const char *why)
     s->err = err;
 }
 
-static int small_command(enum tier_cmd_kind kind, uint64_t ino)
+__attribute__((unused)) static int small_command(enum tier_cmd_kind kind, uint64_t ino)
 {
     struct small_cmd s = {.c = {.kind = kind, .ino = ino, .done = small_cmd_done}};
     s.c.arg = &s;
